@@ -193,9 +193,14 @@ impl<F: Frontend> NamedFacts<F> {
         Ok(changed)
     }
 
-    /// What the word at `word` sees, as text: when it was held, and now.
-    pub fn texts(&self, word: usize) -> [String; 2] {
-        [true, false].map(|held| self.table.text(word, held))
+    /// What the word at `word` sees: when it was held, and at the last read. Different values have different texts.
+    pub fn values(&self, word: usize) -> [String; 2] {
+        let [was, now] = [true, false].map(|held| self.table.text(word, held));
+        if was != now {
+            return [was, now];
+        }
+        let words = [self.expected[word], self.table.words()[word]];
+        words.map(|word| format!("{now} {word:x}"))
     }
 
     /// The names of all hyperparameters.

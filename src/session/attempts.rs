@@ -82,6 +82,7 @@ impl<F: Frontend> Attempts<F> {
     pub fn confirm(&mut self) {
         self.unconfirmed = 0;
         self.differing = 0;
+        self.is_steady();
     }
 
     /// A recording has ended: whether it was dropped.
@@ -110,12 +111,10 @@ impl<F: Frontend> Attempts<F> {
     }
 
     /// A host value differs from what the only fitting candidate has: whether it has done so before, and is another one
-    /// each time. One that has few values comes back to them, and each of them will have a plan. Text does not tell
-    /// objects of one class from each other.
+    /// each time. One that has few values comes back to them, and each of them will have a plan.
     pub fn is_unsteady(&mut self, value: &HostValue) -> bool {
         let known = self.unsteady.entry_ref(&value.subject).or_default();
-        let [was, now] = &value.values;
-        let is_new = !known.is_empty() && (was == now || !known.contains(now));
+        let is_new = !known.is_empty() && !known.contains(&value.values[1]);
         for each in &value.values {
             if !known.contains(each) {
                 known.push(each.clone());

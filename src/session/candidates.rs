@@ -21,7 +21,7 @@ pub struct HostValue {
     pub subject: String,
     /// What the candidate has, as users know it.
     pub was: String,
-    /// What the candidate has and what there is now, as text.
+    /// What the candidate has and what there is now. Different values have different texts.
     pub values: [String; 2],
 }
 
@@ -106,6 +106,7 @@ impl<F: Frontend> Candidates<F> {
     pub fn near(
         &mut self,
         frontend: &F,
+        function: &str,
         hyperparameters: &[String],
     ) -> Result<(Vec<usize>, Option<HostValue>), SessionError> {
         let (mut near, mut unsteady) = (Vec::new(), None);
@@ -118,12 +119,16 @@ impl<F: Frontend> Candidates<F> {
             match candidate.parts.difference(frontend, &loose)? {
                 None => near.push(i),
                 Some(subject) => {
+                    tracing::info!(
+                        target: "rote::record",
+                        "{function}: an earlier recording waits, and cannot confirm this one: {subject} is another one"
+                    );
                     let entries = &candidate.parts.facts.entries;
                     let entry = entries.iter().find(|entry| entry.subject == subject);
                     if let Some(entry) = entry.filter(|entry| entry.kind == GuardKind::Host) {
                         unsteady = Some(HostValue {
                             was: entry.text.clone(),
-                            values: candidate.parts.facts.texts(entry.start),
+                            values: candidate.parts.facts.values(entry.start),
                             subject,
                         });
                     }

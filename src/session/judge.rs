@@ -111,7 +111,9 @@ impl<F: Frontend> Judge<F> {
         }
         let hyperparameters = active.recording.facts.hyperparameters();
         let variants = variants.near(frontend, &hyperparameters)?;
-        let (candidates, unsteady) = self.candidates.near(frontend, &hyperparameters)?;
+        let (candidates, unsteady) =
+            self.candidates
+                .near(frontend, &self.function, &hyperparameters)?;
         let alone = variants.is_empty() && candidates.is_empty();
         match unsteady {
             _ if !alone => self.attempts.is_steady(),

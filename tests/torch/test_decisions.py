@@ -1,6 +1,7 @@
 """What a step decides by whole numbers that count: an argument, or an attribute to which it adds."""
 
 import contextlib
+import dataclasses
 import random
 import types
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 CALLS = 48
 EVERY = 3
 PERIODS = [1, 2, 3]
+PLAIN = types.SimpleNamespace(last=31)
 LOADER = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(23, 1)), batch_size=2)
 count = 0
 
@@ -37,11 +39,41 @@ class Trainer:
         self.opt.zero_grad()
 
 
-class Settings:
+class Fillable:
+    def put(self, name: str, value: int) -> None:
+        setattr(self, name, value)
+
+    def fill(self, values: dict[str, int]) -> None:
+        self.__dict__.update(values)
+
+
+class Settings(Fillable):
     every = 5
 
     def __init__(self) -> None:
         self.warm = 7
+
+
+@dataclasses.dataclass
+class Answer:
+    """As models return them: it sets its own attributes by names that it does not write."""
+
+    loss: Any = None
+    other: Any = None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if (value := getattr(self, field.name)) is not None:
+                setattr(self, field.name, value)
+        self.__dict__.update(other=1)
+
+
+class Remote:
+    def __init__(self, target: Any) -> None:
+        self.target = target
+
+    def put(self, name: str, value: int) -> None:
+        setattr(self.target, name, value)
 
 
 def accumulates(self: Trainer, x: Tensor, i: int) -> Any:
@@ -61,6 +93,37 @@ def by_truth(self: Trainer, x: Tensor, i: int) -> Any:
 def with_a_stack(self: Trainer, x: Tensor, i: int) -> Any:
     loss = torch.stack([self.backward(x), x.sum()]).sum()
     if i % self.every == 0:
+        self.update()
+    return loss
+
+
+def with_an_answer(self: Trainer, x: Tensor, i: int) -> Any:
+    answer = Answer(self.backward(x))
+    if i % self.settings.every == 0 or i == PLAIN.last:
+        self.update()
+    return answer.loss
+
+
+def sets_by_name(self: Trainer, x: Tensor, i: int) -> Any:
+    self.settings.put("ev" + "ery", 3 + i // 20)
+    loss = self.backward(x)
+    if i % self.settings.every == 0:
+        self.update()
+    return loss
+
+
+def sets_by_dict(self: Trainer, x: Tensor, i: int) -> Any:
+    self.settings.fill({"ev" + "ery": 3 + i // 20})
+    loss = self.backward(x)
+    if i % self.settings.every == 0:
+        self.update()
+    return loss
+
+
+def sets_from_afar(self: Trainer, x: Tensor, i: int) -> Any:
+    Remote(self.settings).put("ev" + "ery", 3 + i // 20)
+    loss = self.backward(x)
+    if i % self.settings.every == 0:
         self.update()
     return loss
 
@@ -258,6 +321,7 @@ FOLLOWED: dict[Callable[..., Any], int] = {  # and how many of the calls are rep
     unused: 40,
     with_a_stack: 30,
     by_length: 30,
+    with_an_answer: 30,
     by_keyword: 26,
     warms_up: 20,
     prints_now_and_then: 36,
@@ -475,6 +539,9 @@ def of_a_global(self: Trainer, x: Tensor) -> Any:
 
 RIGHT = [
     by_length_that_grows,
+    sets_by_name,
+    sets_by_dict,
+    sets_from_afar,
     multiplies,
     of_another_name,
     asks_a_builtin,

@@ -38,6 +38,7 @@ class Job:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.every, self.dry_run, self.total, self.steps = 4, False, 0.0, 0
         self.log: list[Any] = []
+        self.weights: list[float] = []
 
 
 def as_examples_have_it(job: Job, loader: Batches, epoch: int) -> None:
@@ -149,6 +150,64 @@ def clips_by_mixed(job: Job, loader: Batches, epoch: int) -> Any:
             last = None
             job.log.append(step)
     return last, norms, norm.item()
+
+
+def names_twice(job: Job, loader: Batches, epoch: int) -> Any:
+    """Both loops set the same variables first, and what they hold is nothing that a plan can give."""
+    total = 0.0
+    for x, y in loader:
+        out = Answer(job.model(x))
+        loss = F.cross_entropy(out.logits, y)
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+    for x, y in loader:
+        with torch.no_grad():
+            out = Answer(job.model(x))
+        loss = F.cross_entropy(out.logits, y)
+        total += loss.item()
+    return total, loss
+
+
+class Answer:
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+
+def weighs(job: Job, loader: Batches, epoch: int) -> None:
+    """By a list that is another one in each epoch, and holds the same."""
+    job.weights = [0.5, 1.5]
+    for i, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(job.model(x), y) * job.weights[i % 2]
+        loss.backward()
+        if i % 2:
+            job.optimizer.step()
+            job.optimizer.zero_grad()
+
+
+class Wrapper:
+    """An optimizer of another library, around one of PyTorch's."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self) -> Any:
+        return self.optimizer.param_groups
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+
+def of_wrapped(job: Job, loader: Batches, epoch: int) -> Any:
+    optimizer = Wrapper(job.optimizer)
+    for x, y in loader:
+        job.optimizer.zero_grad()
+        F.cross_entropy(job.model(x), y).backward()
+        optimizer.step()
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.99
+    return optimizer.param_groups[0]["lr"]
 
 
 def goes_on_and_stops(job: Job, loader: Batches, epoch: int) -> Any:
@@ -367,6 +426,9 @@ BODIES = [
     as_imagenet_has_it,
     uses_them_later,
     of_a_method,
+    names_twice,
+    weighs,
+    of_wrapped,
     accumulates,
     completes_steps,
     clips_by_mixed,

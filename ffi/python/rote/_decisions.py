@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from . import _code, _introspect, _returns
+from . import _code, _introspect, _own_dict, _returns
 from ._identity import by_identity
 from ._return_places import DEFERRED, sees_variables
 from ._sources import Chain, Function, added_to, arguments, counted_later, names_in, nested, node_of
@@ -71,6 +71,7 @@ class Decisions:
         self._questions: dict[tuple[frozenset[str], bool], _Questions | None] = {}
         self._present: _Questions | None = None  # of the call that was looked at last
         self._operands_of_others: set[str] = set()  # of functions that numbers are passed on to
+        self._holders: set[type] = set()  # classes of the objects that hold what answers depend on
 
     def seen(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any] | None:
         """The arguments of a call with the answers in the place of numbers; None where there are no questions."""
@@ -100,7 +101,7 @@ class Decisions:
         questions = self._questions[key]
         if questions is None:
             return None
-        answers = questions.ask(_Values(function, values, self._operands_of_others))
+        answers = questions.ask(_Values(function, values, self._operands_of_others, self._holders))
         self._present = questions
         left = [() if name in questions.numbers else value for name, value in given.items()]
         more = {name: () if name in questions.numbers else value for name, value in kwargs.items()}
@@ -111,14 +112,22 @@ class Decisions:
         present call tell."""
         return self._present is not None and any(chain[-1] == name for chain in self._present.counters)
 
-    def operands(self) -> set[str]:
-        """The names of attributes and variables that answers depend on, besides the numbers themselves."""
+    @property
+    def depend(self) -> bool:
+        """Whether answers may depend on more than the numbers."""
+        return bool(self._operands_of_others) or any(each and each.operands for each in self._questions.values())
+
+    def may_be_others(self, functions: Iterable[types.FunctionType]) -> bool:
+        """Whether a function that calls of a step run may set what answers depend on, besides the numbers."""
         own = {name for each in self._questions.values() if each is not None for name in each.operands}
-        return own | self._operands_of_others
+        names = own | self._operands_of_others
+        return bool(names) and _may_set(names, self._holders, functions)
 
     def stop(self) -> None:
         """Guards the numbers themselves from now on."""
         self._function = None
+        self._questions.clear()
+        self._operands_of_others.clear()
 
 
 def _defaults(function: types.FunctionType) -> dict[str, Any]:
@@ -166,9 +175,18 @@ def _counts_attributes(code: types.CodeType) -> bool:
 class _Values:
     """What names stand for at the begin of a call."""
 
-    def __init__(self, function: types.FunctionType, given: dict[str, Any], operands: set[str], depth: int = 0) -> None:
-        """``operands``: takes those of functions that numbers are passed on to."""
+    def __init__(
+        self,
+        function: types.FunctionType,
+        given: dict[str, Any],
+        operands: set[str],
+        holders: set[type],
+        depth: int = 0,
+    ) -> None:
+        """``operands``: takes those of functions that numbers are passed on to; ``holders``: takes the classes of
+        objects whose attributes are found."""
         self._function, self._given, self._operands, self._depth = function, given, operands, depth
+        self._holders = holders
 
     def of(self, chain: Chain) -> Any:
         """A number, by the names that lead to it."""
@@ -217,7 +235,7 @@ class _Values:
             return tuple(asked.values())
         values = {**default, **given, **({code.co_varnames[0]: holder} if bound else {})}
         self._operands.update(questions.operands)
-        return questions.ask(_Values(function, values, self._operands, self._depth + 1))
+        return questions.ask(_Values(function, values, self._operands, self._holders, self._depth + 1))
 
     def _called(self, chain: Chain) -> Any:
         """The function or method that stands behind names."""
@@ -238,6 +256,7 @@ class _Values:
     def _object(self, chain: Chain) -> Any:
         found = self._named(chain[0])
         for name in chain[1:]:
+            self._holders.add(type(found))
             try:
                 found = _introspect.plain_value(found, name)
             except AttributeError:
@@ -631,16 +650,20 @@ def _without(body: list[ast.stmt], dropped: set[str]) -> list[ast.stmt]:
     return left
 
 
-def may_set(names: Set[str], functions: Iterable[types.FunctionType]) -> bool:
-    """Whether a function that calls of a step run may set an attribute or a variable of these names."""
-    found = [(function.__code__, _code.names(function.__code__)) for function in functions]
-    for code, named in found:
+def _may_set(names: Set[str], holders: Set[type], functions: Iterable[types.FunctionType]) -> bool:
+    """Whether a function may set an attribute or a variable of these names. ``holders``: the classes of the objects
+    that have such attributes."""
+    methods = {id(method) for kind in holders for method in _introspect.methods(kind)}
+    for function in functions:
+        code, named = function.__code__, _code.names(function.__code__)
+        if not names.isdisjoint(_names_set(code)) or named.runs_text:
+            return True
+        if id(function) not in methods and _own_dict.is_all_it_gets_at(code):
+            continue
         asked = named.attributes | set(named.globals)
-        if named.runs_text or not _SETS_UNNAMED.isdisjoint(asked):
+        if not _SETS_UNNAMED.isdisjoint(asked):
             return True
         if not _SETS_BY_TEXT.isdisjoint(asked) and (named.computes or not names.isdisjoint(named.texts)):
-            return True
-        if not names.isdisjoint(_names_set(code)):
             return True
     return False
 

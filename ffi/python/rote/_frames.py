@@ -35,6 +35,8 @@ _ENTERS = contextlib._GeneratorContextManager.__enter__.__code__
 _LEAVES = contextlib._GeneratorContextManager.__exit__.__code__
 _WRAPPERS = (functools.partialmethod, staticmethod, classmethod)
 _LEAVING = frozenset({"__exit__", "__aexit__"})
+# Of Python's own: these return what the `__exit__` of a lock of C returns, which is nothing.
+_OF_LOCKS = frozenset({"SemLock.__exit__", "Condition.__exit__"})
 # Where C calls these and an error is raised, iteration ends, another way is tried, or Python prints it and goes on.
 _CALLED_BY_C = ("__getitem__", "__next__", "__len__", "__length_hint__", "__getattr__", "__getattribute__", "__del__")
 _GENERATES = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
@@ -171,6 +173,8 @@ def _may_handle(leave: object) -> bool:
     if type(leave) is types.FunctionType:
         code = leave.__code__
         if code.co_filename.startswith((TORCH, _ROTE)):
+            return False
+        if code.co_qualname in _OF_LOCKS and is_file_of_python(code.co_filename):
             return False
         return not _returns_nothing(code) or (is_users_own(code) and _raises_another(code))
     return type(leave) is not types.MethodDescriptorType and type(leave).__name__ != "instancemethod"

@@ -20,6 +20,8 @@ _dict_of = type.__dict__["__dict__"].__get__
 _name_of = type.__dict__["__qualname__"].__get__
 _flags_of = type.__dict__["__flags__"].__get__
 _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
+# How an object and a plain namespace of Python look up an attribute.
+_PLAIN: tuple[Any, ...] = (object.__getattribute__, types.SimpleNamespace.__getattribute__)
 _module_of = type.__dict__["__module__"].__get__
 _POINTER = ctypes.sizeof(ctypes.c_void_p)
 _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # Py_TPFLAGS_HEAPTYPE and _IMMUTABLETYPE
@@ -102,7 +104,7 @@ def plain_value(holder: Any, name: str) -> Any:
     if issubclass(kind, types.ModuleType):
         return dict.__getitem__(vars(holder), name) if name in vars(holder) else _not_there(name)
     reads: Any = kind.__getattribute__
-    if reads is not object.__getattribute__:
+    if reads not in _PLAIN:
         return _not_there(name)
     of_class = next((_dict_of(base)[name] for base in _mro_of(kind) if name in _dict_of(base)), _NOTHING)
     if of_class is not _NOTHING and hasattr(type(of_class), "__get__"):
@@ -116,6 +118,14 @@ def plain_value(holder: Any, name: str) -> Any:
 
 def _not_there(name: str) -> Any:
     raise AttributeError(name)
+
+
+def methods(kind: type) -> Iterator[Any]:
+    """The functions that run as methods of objects of a class."""
+    for base in _mro_of(kind):
+        for found in _dict_of(base).values():
+            yield getattr(found, "__func__", found)
+            yield from (each for each in (getattr(found, name, None) for name in ("fget", "fset", "fdel")) if each)
 
 
 def inherited(holder: Any, owner: Any, name: str) -> Any:

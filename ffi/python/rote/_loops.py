@@ -12,10 +12,11 @@ import ast
 import copy
 import functools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from typing import Any
 
 from . import _rewrite
+from ._liveness import Liveness, may_swallow
 from ._rewrite import LATER, OF_ITS_OWN, loaded, mentioned, names_set, plain_names, stored, walk
 from ._sources import Function
 
@@ -26,7 +27,6 @@ _LEFT = "what a turn has left"
 _MORE = "what else a turn has left"
 _VALUE = "{}, or nothing"
 _IS_SET = "whether {} is set"
-_SWALLOWING = ("suppress", "raises", "assertRaises")  # managers that let no error pass
 _READ, _SET = "read", "set"  # what statements do with a variable first
 _NEXT, _BREAK, _RETURN = range(3)
 
@@ -67,6 +67,7 @@ class _Function:
         self._uses += [e.target for e in every if isinstance(e, ast.AugAssign) and isinstance(e.target, ast.Name)]
         self._captured = [(id(each), _rewrite.seen_by(each)) for each in every if isinstance(each, LATER)]
         self._nonlocal = {name for each in every if isinstance(each, ast.Nonlocal) for name in each.names}
+        self._live = Liveness(self._body)
         self._declared: list[ast.stmt] = [each for each in every if isinstance(each, ast.Global | ast.Nonlocal)]
 
     def made(self) -> types.FunctionType:
@@ -114,8 +115,7 @@ class _Function:
                 return [node], set.intersection(*both) if both else None
             case ast.With(items=items, body=body):
                 names = [name for item in items if item.optional_vars for name in plain_names(item.optional_vars)]
-                said = {getattr(each, "id", getattr(each, "attr", "")) for item in items for each in ast.walk(item)}
-                node.body, after = self._block(body, known.union(names), handled or not said.isdisjoint(_SWALLOWING))
+                node.body, after = self._block(body, known.union(names), handled or may_swallow(node))
                 return [node], known if after is None else after
             case ast.Try(body=body, handlers=handlers, orelse=otherwise, finalbody=last):
                 node.body, _ = self._block(body, known, handled=True)
@@ -142,7 +142,7 @@ class _Function:
             return [loop]
         number = len(self._more) // 2
         targets = plain_names(loop.target) if isinstance(loop, ast.For) else []
-        turn = _Turn(loop, self._own, known.union(targets), self._outside(loop), self._declared)
+        turn = _Turn(loop, self._own, known.union(targets), self._live.behind(loop), self._declared)
         cells = [types.CellType() for _ in turn.found]
         function = _rewrite.made_of(
             self._function,
@@ -225,8 +225,8 @@ def _calls_something(loop: Loop) -> bool:
 class _Turn:
     """What one turn of a loop does, as a function."""
 
-    def __init__(self, loop: Loop, own: set[str], known: set[str], outside: set[str], declared: list[ast.stmt]) -> None:
-        """``known``: the variables that are set where a turn begins; ``outside``: those that are used elsewhere;
+    def __init__(self, loop: Loop, own: set[str], known: set[str], later: Set[str], declared: list[ast.stmt]) -> None:
+        """``known``: the variables that are set where a turn begins; ``later``: those that may be read behind it;
         ``declared``: which are others' variables."""
         self._loop, self._known = loop, known
         body = loop.body
@@ -237,7 +237,7 @@ class _Turn:
         self._unsure = [name for name in self._taken if name not in known]
         self.found = [name for name in used if name not in set_.union(targets)]
         """The variables that a turn only reads."""
-        left = [name for name in used if name in set_ and (name in outside or name in self._taken)]
+        left = [name for name in used if name in set_ and (name in later or name in self._taken)]
         certain = {*self._taken, *_rewrite.set_for_sure(body)} - {*self._unsure}
         self._always = [name for name in left if name in certain]
         self._sometimes = [name for name in left if name not in certain]

@@ -23,7 +23,6 @@ from . import (
     _code,
     _containers,
     _counters,
-    _decisions,
     _executed_code,
     _facts,
     _floats,
@@ -329,8 +328,8 @@ class Recording(Naming):
         if step.ran is not None and not walk.stopped:
             late = [scheduler for _, scheduler in walk.schedulers]
             self.counters.prove(walk.functions, late, walk.fetched | step.read_counters, step.decisions)
-        if step.decisions is not None and (operands := step.decisions.operands()):
-            self.decides_otherwise = bool(walk.stopped) or _decisions.may_set(operands, walk.functions)
+        if step.decisions is not None and step.decisions.depend:
+            self.decides_otherwise = bool(walk.stopped) or step.decisions.may_be_others(walk.functions)
         self._readable = _uses.readable(step.state.optimizers, self.tensors, walk.functions)
         self._watch.number_in = self._number_in
         self._watch.followed = _floats.plain_of

@@ -70,6 +70,11 @@ def flags(body: list[ast.stmt]) -> set[str]:
     return {name for name in mentioned(body) if name.startswith(_FLAG)}
 
 
+def flags_set(body: list[ast.stmt]) -> set[str]:
+    """The same of variables that the statements set."""
+    return {name for name in names_set(body) if name.startswith(_FLAG)}
+
+
 def is_private(node: ast.AST) -> bool:
     """Whether a part of the source has a name that Python writes otherwise within a class."""
     name = getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "arg", None)
@@ -210,15 +215,6 @@ def plain_names(target: ast.expr) -> list[str]:
         case ast.Starred(value=inner):
             return plain_names(inner)
     return []
-
-
-def is_set_first(name: str, body: list[ast.stmt]) -> bool:
-    """Whether statements set a variable before they use it."""
-    first = next(each for each in body if name in mentioned([each]))
-    match first:
-        case ast.Assign(targets=targets, value=value):
-            return name in [each for target in targets for each in plain_names(target)] and name not in named(value)
-    return False
 
 
 def loaded(name: str) -> ast.Name:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from . import _rewrite
+from ._liveness import Liveness
 from ._rewrite import (
     LATER,
     OF_ITS_OWN,
@@ -27,10 +28,10 @@ from ._rewrite import (
     deleted,
     empty_function,
     flags,
+    flags_set,
     function_with,
     if_set,
     in_place,
-    is_set_first,
     is_stored,
     loaded,
     made_of,
@@ -135,11 +136,15 @@ def is_declaration(function: Any, at: int) -> bool:
 
 
 def end_of_ops(function: Any, at: int) -> int:
-    """The first of the outermost statements of a function from one on that calls none of the methods that run ops; the
-    given one, if all do."""
+    """Behind the last of the outermost statements of a function from one on that call methods which run ops, one after
+    the other; the given one, if there is none, or nothing behind it."""
     source = source_of(function)
     body = [] if source is None else source[2]
-    return next((place for place in range(at, len(body)) if not runs_ops(body[place])), at)
+    end = place = at
+    while place < len(body) and (runs_ops(body[place]) or flags_set([body[place]])):
+        place += 1
+        end = place if runs_ops(body[place - 1]) else end
+    return end if end < len(body) else at
 
 
 def begin_of_host(function: Any, at: int) -> int:
@@ -309,7 +314,8 @@ def _left(
     captured = {name for each in walk(first) if isinstance(each, LATER) for name in seen_by(each)}
     if captured & own & set_last:
         return None  # by functions that may be called later
-    used = [name for name in mentioned(last) if name in own and name in set_first and not is_set_first(name, last)]
+    live = Liveness(last).at_begin
+    used = [name for name in mentioned(last) if name in own and name in set_first and name in live]
     chains = {name: chain for name, chain in _chains(first, own).items() if name in used}
     used = [name for name in used if name not in anew]
     certain = (arguments | set_for_sure(first)) - deleted(first)

@@ -39,7 +39,7 @@ from torch.overrides import _get_current_function_mode_stack
 from ._arithmetic import FOREACH, NUMERIC, TOUCHING, problem
 from ._frames import TORCH
 from ._return_places import only_returns_groups
-from ._sources import nested, node_of
+from ._sources import arguments, names_in, nested, node_of
 
 # PyTorch's optimizers that only compute with the floats of their groups, compare them, and make tensors of them
 # by `torch.as_tensor`, which a recording sees. LBFGS calls back.
@@ -193,6 +193,8 @@ def prove(
     for function in functions:
         touching = set(_touches(names_of(function.__code__))) - unnamed
         if touching and not (touching <= _OF_SELF and reads_no_other(function, optimizers)):
+            if touching == {"param_groups"} and _hands_on(function.__code__):
+                continue
             runs = function.__code__ is captured
             if runs and touching == {"param_groups"} and only_returns_groups(function.__code__):
                 continue  # it computes nothing, so that tuples in the groups may be followed beside it
@@ -209,6 +211,17 @@ def prove(
 
 def _touches(names: Any) -> list[str]:
     return sorted(TOUCHING & (names.attributes | set(names.globals)))
+
+
+def _hands_on(code: types.CodeType) -> bool:
+    """Whether code is a property, as a wrapper of optimizers has it, that gives the groups under the name which they
+    have: who asks it for them names them too."""
+    node = node_of(code)
+    match node:
+        case ast.FunctionDef(name="param_groups", body=[ast.Return(ast.Attribute(value=holder, attr="param_groups"))]):
+            named = [each.id for each in ast.walk(holder) if isinstance(each, ast.Name)]
+            return bool(names_in(holder)) and named == [each.arg for each in arguments(node)]
+    return False
 
 
 def reads_no_other(function: types.FunctionType, objects: Iterable[Any]) -> bool:
