@@ -166,6 +166,17 @@ impl<F: Frontend> NamedFacts<F> {
         Ok(None)
     }
 
+    /// Whether there is a fact about a subject, and it still holds.
+    pub fn holds_of(&mut self, frontend: &F, subject: &str) -> Result<bool, ReplayError> {
+        let Some(entry) = self.entries.iter().find(|entry| entry.subject == subject) else {
+            return Ok(false);
+        };
+        self.table.read(frontend)?;
+        let found = self.table.words();
+        let mut words = entry.start..entry.start + entry.width;
+        Ok(words.all(|word| self.expected[word] == found[word] || self.table.same(word)))
+    }
+
     /// Every fact that changed since the recording began, gradients apart.
     pub fn changes(&mut self, frontend: &F) -> Result<Vec<String>, ReplayError> {
         self.table.read(frontend)?;

@@ -110,13 +110,14 @@ impl<F: Frontend> Judge<F> {
             return Ok(());
         }
         let hyperparameters = active.recording.facts.hyperparameters();
-        let variants = variants.near(frontend, &hyperparameters)?;
+        let near = variants.near(frontend, &hyperparameters)?;
         let (candidates, unsteady) =
-            self.candidates
-                .near(frontend, &self.function, &hyperparameters)?;
-        let alone = variants.is_empty() && candidates.is_empty();
+            (self.candidates).near(frontend, &self.function, &hyperparameters)?;
+        let alone = near.is_empty() && candidates.is_empty();
         match unsteady {
             _ if !alone => self.attempts.is_steady(),
+            // One that a plan has was not always another one: it may be the candidate's epoch that is over.
+            Some(value) if variants.any_sees(frontend, &value.subject)? => {}
             Some(value) if self.attempts.is_unsteady(&value) => {
                 let what = format!("{} (once {})", value.subject, value.was);
                 active.recording.refuse(changes_every_call(&what, false));
@@ -124,7 +125,7 @@ impl<F: Frontend> Judge<F> {
             _ => {}
         }
         active.alike = Alike {
-            variants,
+            variants: near,
             candidates,
             first: alone && self.stored.is_empty(),
         };

@@ -110,6 +110,16 @@ impl<F: Frontend> Variants<F> {
         Ok(near)
     }
 
+    /// Whether there is a variant with a fact about a subject that holds now.
+    pub fn any_sees(&mut self, frontend: &F, subject: &str) -> Result<bool, SessionError> {
+        for variant in &mut self.all {
+            if variant.parts.facts.holds_of(frontend, subject)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// A variant is used for a call: it is the first to be tried at the next one.
     pub fn use_at(&mut self, i: usize, call: u64) -> &Variant<F> {
         self.all[..=i].rotate_right(1);
