@@ -51,7 +51,8 @@ def check_refused(script: Callable[[Capture], Calls], *words: str, at: str | Non
     assert all(re.search(word, step.explain()) for word in words), step.explain()
 
     def strict(fn: Callable[..., Any], *, state: Any = None, **options: Any) -> Any:
-        return rote_capture(fn, state=state, **{**options, "strict": True})
+        # Whole, so that all ranks raise at the same call: the others would wait for one that is gone.
+        return rote_capture(fn, state=state, **{**options, "strict": True, "tail": False})
 
     try:
         run(script, strict)
