@@ -2,12 +2,13 @@
 logs, the best loss so far."""
 
 import collections
+import contextlib
 import itertools
 import math
 import random
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ class Trainer:
         self.meter, self.other, self.strange = Meter(), Meter(), Strange()
         self.total, self.best = 0.0, math.inf
         self.correct = self.seen = self.steps = 0
-        self.looks, self.wrapped = 0, Wrapped(self)
+        self.looks, self.wrapped, self.every = 0, Wrapped(self), Every(3)
         self.losses: list[Any] = []
         self.log: list[Any] = []
         self.history: dict[str, list[float]] = collections.defaultdict(list)
@@ -67,6 +68,9 @@ class Trainer:
         if self.looks % 9 == 8:
             self.log.append(self.total)
 
+    def entered(self, manager: Any) -> Any:
+        return manager
+
     def look(self) -> None:
         self.log.append(self.total)
 
@@ -74,7 +78,8 @@ class Trainer:
         """What people look at, and what the next calls find."""
         meters = [dict(vars(each)) for each in (self.meter, self.other, self.strange)]
         numbers = (self.total, self.best, self.correct, self.seen, self.steps, meters)
-        return *numbers, [*self.losses], [*self.log], dict(self.history), [*self.last], [*LOG]
+        every = {**vars(self.every), "left": [*self.every.left]}
+        return *numbers, every, [*self.losses], [*self.log], dict(self.history), [*self.last], [*LOG]
 
 
 def adds_up(self: Trainer, x: Tensor, y: Tensor) -> None:
@@ -499,6 +504,77 @@ class Wrapped:
         self.trainer.optimizer.step()
 
 
+class Every:
+    """A manager that counts on the host, as that of `accelerate` does."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.calls, self.syncs = number, 0, True
+        self.left: list[Any] = []
+
+    def __enter__(self) -> "Every":
+        self.calls += 1
+        self.syncs = self.calls % self.number == 0
+        return self
+
+    def __exit__(self, kind: Any, *error: Any) -> None:
+        self.left.append(kind)
+
+    @contextlib.contextmanager
+    def block(self) -> Iterator[int]:
+        self.calls += 1
+        self.syncs = self.calls % self.number == 0
+        try:
+            yield self.calls
+        finally:
+            self.left.append(self.calls)
+
+
+def under_a_manager(self: Trainer, x: Tensor, y: Tensor) -> Any:
+    with self.every.block():
+        loss = F.cross_entropy(self.model(x), y)
+        self.total += loss.detach()
+        loss.backward()
+        if self.every.syncs:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+    if self.every.syncs:
+        self.steps += 1
+    return loss.detach()
+
+
+def under_a_manager_with_a_name(self: Trainer, x: Tensor, y: Tensor) -> Any:
+    begin = len(self.log)
+    with self.entered(self.every) as every:
+        scale = 0.5 if every.syncs else 1.0
+        out = self.model(x)
+        loss = F.cross_entropy(out, y) * scale
+        loss.backward()
+        if every.syncs:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.log.append((begin, every.calls, loss.item()))
+        self.correct += int((out.argmax(1) == y).sum())
+    self.seen += len(x)
+    return begin, self.correct
+
+
+def leaves_a_block_early(self: Trainer, x: Tensor, y: Tensor) -> Any:
+    if self.steps % 2:
+        scale = 2.0
+    with self.every.block():
+        loss = F.cross_entropy(self.model(x), y)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        if len(x) == 8:
+            return "large"
+        self.log.append(loss.item())
+        if len(self.log) % 5 == 4:
+            return self.log[-1]
+    self.steps += 1
+    return loss.item() if self.steps % 2 else scale
+
+
 class WithBase(Trainer):
     def step(self, x: Tensor, y: Tensor) -> Any:
         _, loss = super().update(x, y)
@@ -537,6 +613,7 @@ BODIES: list[Callable[..., Any]] = [
     measured_before,
     added_up_before,
     WithBase.step,
+    under_a_manager_with_a_name,
 ]
 #: With a front.
 WITH_FRONT: list[Callable[..., Any]] = [
@@ -547,6 +624,8 @@ WITH_FRONT: list[Callable[..., Any]] = [
     sets_the_rate,
     decides_by_chance,
     takes_arrays,
+    under_a_manager,
+    leaves_a_block_early,
 ]
 #: Of which nothing is replayed, or the optimizer's step alone: a list that is older than the step, by a second name;
 #: and statements that may not be moved.
@@ -738,6 +817,48 @@ def test_errors() -> None:
 
 
 @pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("where", ["front", "head", "tail", "leaving"])
+def test_errors_in_a_block(where: str) -> None:
+    """A manager hears of an error wherever it is raised, and only once."""
+
+    def script(capture: Capture) -> Calls:
+        trainer = Trainer()
+
+        def train(x: Tensor, y: Tensor) -> Any:
+            with trainer.every:
+                trainer.seen += len(x)
+                if trainer.fails == "front":  # type: ignore[attr-defined]
+                    raise KeyError(trainer.every.calls)
+                trainer.optimizer.zero_grad()
+                loss = F.cross_entropy(trainer.model(x), y)
+                loss.backward()
+                trainer.optimizer.step()
+                trainer.losses.append(loss.item())
+                if trainer.fails == "tail":  # type: ignore[attr-defined]
+                    raise KeyError(trainer.every.calls)
+            trainer.every.left.append("behind")
+            if trainer.fails == "leaving":  # type: ignore[attr-defined]
+                raise KeyError(trainer.every.calls)
+            return trainer.losses[-1]
+
+        step = capture(train)
+        for call in range(60):
+            trainer.fails = where if call % 9 == 8 else ""  # type: ignore[attr-defined]
+            x, y = torch.randn(6, 8), torch.randint(4, (6,))
+            if trainer.fails == "head":  # type: ignore[attr-defined]
+                y[2] = 7
+            try:
+                result = step(x, y)
+            except (KeyError, IndexError) as error:
+                result = type(error).__name__
+            yield result, trainer.told()
+        return trainer.model, trainer.optimizer
+
+    check_right(script, replays=10)
+
+
+@pytest.mark.ranks(1)
 def test_what_people_are_told() -> None:
     if ORACLE_ONLY:
         return
@@ -772,7 +893,7 @@ def test_refused_as_a_whole() -> None:
 
     def train(x: Tensor, y: Tensor) -> None:
         x = x * 2
-        with torch.enable_grad():
+        for _ in range(1):
             loss = F.cross_entropy(trainer.model(x), y)
             trainer.total += loss.item()
             trainer.optimizer.zero_grad()

@@ -6,9 +6,8 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ._rewrite import OF_ITS_OWN, plain_names, seen_by, walk
+from ._rewrite import OF_ITS_OWN, may_swallow, plain_names, seen_by, walk
 
-_SWALLOWING = frozenset({"suppress", "raises", "assertRaises"})  # managers that let no error pass
 _Names = frozenset[str]
 _NONE: _Names = frozenset()
 
@@ -88,12 +87,6 @@ class Liveness:
             if isinstance(each, ast.For | ast.While):
                 self._behind[id(each)] = every
         return every
-
-
-def may_swallow(node: ast.With) -> bool:
-    """Whether the managers of a statement may let no error pass, as far as their names tell."""
-    every = [each for item in node.items for each in ast.walk(item)]
-    return not _SWALLOWING.isdisjoint(getattr(each, "id", getattr(each, "attr", "")) for each in every)
 
 
 def _read(*nodes: ast.AST) -> _Names:

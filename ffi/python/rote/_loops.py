@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Set
 from typing import Any
 
 from . import _rewrite
-from ._liveness import Liveness, may_swallow
-from ._rewrite import LATER, OF_ITS_OWN, loaded, mentioned, names_set, plain_names, stored, walk
+from ._liveness import Liveness
+from ._rewrite import LATER, OF_ITS_OWN, loaded, may_swallow, mentioned, names_set, plain_names, stored, walk
 from ._sources import Function
 
 Loop = ast.For | ast.While
@@ -25,8 +25,6 @@ _TURN = "turn {}"  # no variable of a script is named so, nor any of those below
 _CELLS = "cells of turn {}"
 _LEFT = "what a turn has left"
 _MORE = "what else a turn has left"
-_VALUE = "{}, or nothing"
-_IS_SET = "whether {} is set"
 _READ, _SET = "read", "set"  # what statements do with a variable first
 _NEXT, _BREAK, _RETURN = range(3)
 
@@ -254,13 +252,12 @@ class _Turn:
         for each in copy.deepcopy(loop.body):
             for one in [name for name in unsure if name in mentioned([each])]:
                 unsure.remove(one)
-                is_unset = ast.UnaryOp(ast.Not(), loaded(_IS_SET.format(one)))
-                body.append(_placed(ast.If(is_unset, [ast.Delete([ast.Name(one, ast.Del())])], []), each))
+                body.append(_placed(_rewrite.unset_again(one), each))
             set_ |= names_set([each])
             body += _listed(_Exits(functools.partial(self._leave, set_=frozenset(set_))).visit(each))
         body += [_placed(each, loop.body[-1]) for each in self._end()]
         like = _rewrite.empty_function(name)
-        taken = [*self._taken, *map(_IS_SET.format, self._unsure)]
+        taken = [*self._taken, *map(_rewrite.is_set.format, self._unsure)]
         like.args = ast.arguments([], [ast.arg(each) for each in taken], None, [], [], None, [])
         ast.copy_location(like, loop)
         return _rewrite.function_with(like, [*copy.deepcopy(self._declared), *body], loop.body[0])
@@ -294,16 +291,9 @@ class _Turn:
             put = ast.Assign([ast.Attribute(cell, "cell_contents", ast.Store())], loaded(name))
             empty = ast.Delete([ast.Attribute(copy.deepcopy(cell), "cell_contents", ast.Del())])
             made.append(put if name in self._known else _rewrite.unless_unset([put], [empty]))
-        for name in self._unsure:
-            value, is_set = stored(_VALUE.format(name)), stored(_IS_SET.format(name))
-            there: list[ast.stmt] = [ast.Assign([value], loaded(name)), ast.Assign([is_set], ast.Constant(True))]
-            gone: list[ast.stmt] = [
-                ast.Assign([value], ast.Constant(None)),
-                ast.Assign([is_set], ast.Constant(False)),
-            ]
-            made.append(_rewrite.unless_unset(there, copy.deepcopy(gone)))
-        given = [(name, _VALUE.format(name) if name in self._unsure else name) for name in self._taken]
-        given += [(is_set, is_set) for is_set in map(_IS_SET.format, self._unsure)]
+        made += [part for name in self._unsure for part in _rewrite.may_be_set(name)]
+        given = [(name, _rewrite.may_be.format(name) if name in self._unsure else name) for name in self._taken]
+        given += [(is_set, is_set) for is_set in map(_rewrite.is_set.format, self._unsure)]
         keywords = [ast.keyword(name, loaded(value)) for name, value in given]
         made.append(ast.Assign([stored(_LEFT)], ast.Call(loaded(turn), [], keywords)))
         if ast.Return in self._has:

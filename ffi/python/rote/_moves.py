@@ -194,7 +194,7 @@ def moved(function: Any, places: list[int], behind: int, needs: tuple[Need, ...]
     plain, node, body = source
     stay = [each for place, each in enumerate(body[:behind]) if place not in places]
     every = copy.deepcopy([*stay, *(body[place] for place in places), *body[behind:]])
-    made = _rewrite.made_of(plain, _rewrite.function_with(node, every, body[0]))
+    made = _rewrite.made_of(plain, _rewrite.function_with(node, _rewrite.assembled(every), body[0]))
     return None if made is None else Moved(_rewrite.in_place(function, made), len(stay), places[0], needs)
 
 

@@ -147,12 +147,19 @@ class SplitStep(Step):
                 if not falls:
                     return left
                 args, kwargs = self._front.arguments(left)
+            block = kwargs[self._front.manager] if self._front is not None and self._front.manager else None
             head.of_original, head.ran_original = (args, kwargs), False
             try:
                 result = head.call(*halves.begin(args, kwargs))
+            except BaseException:
+                if block is not None and not head.ran_original:
+                    block.fail()
+                raise
             finally:
                 head.of_original = (), {}  # which may hold a batch
             falls, left = (False, ()) if head.ran_original else result
+            if block is not None and not (falls or head.ran_original):
+                block.__exit__(None, None, None)
             if not head.ran_original:
                 result = halves.end(left, args, kwargs) if falls else left
             if self._is_new or self._ops or not head.has_plan():
@@ -328,7 +335,8 @@ class SplitStep(Step):
                 if front is None or whole is None or {*front.names} != {*whole.names}:
                     return False
                 function, original = front.rest, whole.rest
-            halves = _tails.halves(function, end - begin if end != _tails.LAST else end, anew)
+            end = end - begin + (front.begin if front else 0) if end != _tails.LAST else end
+            halves = _tails.halves(function, end, anew)
         except Exception as problem:  # of a source that is not as the code says
             logging.getLogger("rote.record").info("%s cannot be halved: %s", self.name(), problem)
             return False

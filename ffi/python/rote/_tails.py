@@ -24,17 +24,22 @@ from ._liveness import Liveness
 from ._rewrite import (
     LATER,
     OF_ITS_OWN,
+    assembled,
     body_of,
     deleted,
     empty_function,
+    entered,
     flags,
     flags_set,
     function_with,
     if_set,
     in_place,
+    is_set,
     is_stored,
     loaded,
     made_of,
+    may_be,
+    may_be_set,
     mentioned,
     named,
     names_set,
@@ -44,6 +49,7 @@ from ._rewrite import (
     set_for_sure,
     source_of,
     stored,
+    unset_again,
     walk,
 )
 from ._sources import Chain, Function, added_to, names_in
@@ -91,12 +97,14 @@ class Front:
 
     run: Callable[..., Any]
     """Takes what the function takes, and returns a boolean and a value: the result of the function; or, if the boolean
-    is true, the values of the variables that the rest uses."""
+    is true, the values of what the rest takes."""
     rest: Callable[..., Any]
     """Takes these variables."""
+    begin: int  # so many statements of the rest are not the function's
     line: str  # where the rest begins, as ``file:line``
     takes_first: bool  # the rest takes the first one by its place
     names: tuple[str, ...]
+    manager: str  # which of them holds the manager of a block that the front has entered, if one does
 
     def arguments(self, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of the rest."""
@@ -195,7 +203,7 @@ def halves(function: Any, at: int, anew: Set[str] = frozenset()) -> Halves | Non
     if not 0 < at <= len(body):
         return None
     first, last = body[:at], body[at:]
-    left = _left(plain.__code__, node, first, last, anew)
+    left = None if entered(first) else _left(plain.__code__, node, first, last, anew)
     if left is None:
         return None
     counted = frozenset(chain for each in walk(last) if len(chain := names_in(added_to(each))) > 1)
@@ -250,8 +258,11 @@ def front(function: Any, at: int) -> Front | None:
     plain, node, body = source
     first, last = body[:at], body[at:]
     left = _left(plain.__code__, node, first, last, frozenset())
-    if left is None or left.sometimes:
+    if left is None:
         return None
+    manager = entered(first)
+    if manager and any(isinstance(each, ast.Return) for each in walk(first)):
+        return None  # it would return from within the block
     code, set_ = plain.__code__, names_set(first)
     given = [name for name in code.co_varnames if name in _rewrite.arguments(node) and name not in set_]
     bound = type(function) is types.MethodType
@@ -260,21 +271,26 @@ def front(function: Any, at: int) -> Front | None:
         return None  # the object is another one by then
     used = set(mentioned(last))
     names = [*by_place, *(name for name in given if name not in by_place and name in used), *left.always]
-    values = [*names[bound:]]
-    head = _head(node, first, replace(left, always=values, only_read=set()))
+    values = [*names[bound:], *map(may_be.format, left.sometimes), *map(is_set.format, left.sometimes)]
+    names += [*left.sometimes, *map(is_set.format, left.sometimes)]
+    asked = [part for name in left.sometimes for part in may_be_set(name)]
+    head = _head(node, [*first, *asked], replace(left, always=values, sometimes=[], only_read=set()))
     like = empty_function(plain.__name__)
     like.args = ast.arguments([], [ast.arg(name) for name in by_place], None, [], [], None, [])
     like.args.kwonlyargs = [ast.arg(name) for name in names if name not in by_place]
     like.args.kw_defaults = [None for _ in like.args.kwonlyargs]
     ast.copy_location(like, node)
     declared = [each for each in walk(first) if isinstance(each, ast.Global | ast.Nonlocal)]
-    rest = made_of(plain, function_with(like, copy.deepcopy([*declared, *last]), last[0]))
+    begin = [*copy.deepcopy(declared), *map(unset_again, left.sometimes)]
+    rest = made_of(plain, function_with(like, [*begin, *assembled(copy.deepcopy(last))], last[0]))
     run = made_of(plain, head)
     if rest is None or run is None:
         return None
     rest.__defaults__ = rest.__kwdefaults__ = None
     line = f"{plain.__code__.co_filename}:{last[0].lineno}"
-    return Front(in_place(function, run), in_place(function, rest), line, bool(by_place) and not bound, tuple(values))
+    takes_first = bool(by_place) and not bound
+    parts = in_place(function, run), in_place(function, rest)
+    return Front(*parts, len(begin), line, takes_first, tuple(names[bound:]), manager)
 
 
 def marked(function: Any, mark: Callable[[int], None]) -> Callable[..., Any] | None:
@@ -288,7 +304,7 @@ def marked(function: Any, mark: Callable[[int], None]) -> Callable[..., Any] | N
     both = [part for note, each in zip(notes, copy.deepcopy(body), strict=True) for part in (note, each)]
     if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):  # `global` may follow the docstring
         del both[0]
-    made = made_of(plain, function_with(node, both, body[0]), more={_MARK: types.CellType(mark)})
+    made = made_of(plain, function_with(node, assembled(both), body[0]), more={_MARK: types.CellType(mark)})
     return None if made is None else in_place(function, made)
 
 
@@ -368,7 +384,7 @@ class _Returns(ast.NodeTransformer):
 
 
 def _head(node: Function, first: list[ast.stmt], left: _Left) -> ast.FunctionDef:
-    body = [_Returns().visit(each) for each in copy.deepcopy(first)]
+    body = [_Returns().visit(each) for each in assembled(copy.deepcopy(first))]
     known: list[ast.expr] = [_value(name, left) for name in left.always]
     if left.sometimes:
         body.append(ast.Assign([stored(_MORE)], ast.Dict([], [])))
@@ -396,7 +412,7 @@ def _tail(node: Function, first: list[ast.stmt], last: list[ast.stmt], left: _Le
         entry = ast.Subscript(loaded(_MORE), ast.Constant(name), ast.Load())
         gone: list[ast.stmt] = [ast.Delete([ast.Name(name, ast.Del())])] if name in given else []
         body.append(ast.If(is_set, [ast.Assign([stored(name)], entry)], gone))
-    made = function_with(node, [*body, *copy.deepcopy(last)], last[0] if last else first[-1])
+    made = function_with(node, [*body, *assembled(copy.deepcopy(last))], last[0] if last else first[-1])
     made.args.kwonlyargs.append(ast.arg(_LEFT))
     made.args.kw_defaults.append(None)
     return made
