@@ -169,6 +169,41 @@ def names_twice(job: Job, loader: Batches, epoch: int) -> Any:
     return total, loss
 
 
+def backward(job: Job, loss: Tensor) -> None:
+    """The loss is another one then."""
+    loss.backward()
+    with torch.no_grad():
+        loss.mul_(0.5)
+
+
+def sums_on_the_way(job: Job, loader: Batches, epoch: int) -> Any:
+    train_loss, sums = 0.0, []
+    for step, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(job.model(x), y)
+        train_loss += loss.repeat(2).mean().item() / job.every * len(x) - (y == 1).sum().item()
+        backward(job, loss)
+        if step % 2:
+            job.optimizer.step()
+            job.optimizer.zero_grad()
+        sums.append(train_loss)
+        if step % 4 == 3:
+            train_loss = 0.0
+    return sums, train_loss, loss
+
+
+def fills_a_list_on_the_way(job: Job, loader: Batches, epoch: int) -> Any:
+    losses, running = [], 0.0
+    for x, y in loader:
+        job.optimizer.zero_grad()
+        loss = F.cross_entropy(job.model(x), y)
+        losses.append(loss.item())
+        job.log.append(loss.item() * 2)
+        running += loss.item()
+        loss.backward()
+        job.optimizer.step()
+    return losses, running
+
+
 class Answer:
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits
@@ -427,6 +462,8 @@ BODIES = [
     uses_them_later,
     of_a_method,
     names_twice,
+    sums_on_the_way,
+    fills_a_list_on_the_way,
     weighs,
     of_wrapped,
     accumulates,

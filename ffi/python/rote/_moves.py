@@ -6,6 +6,9 @@ that only counts, such as that of the `AverageMeter` of many scripts. Between it
 only what runs no code of the script: ``optimizer.zero_grad()``, ``loss.backward()``, ``optimizer.step()``, the clipping
 of gradients, with objects of PyTorch's own classes and without hooks. That is looked at before each recording; and what
 is neither recorded nor replayed runs in the order in which it is written.
+
+A variable of the function's own that no function inside names is nobody else's, so that anything may stand between.
+There all of the statement stays in its place but for ``.item()`` and the sum: what is read is kept, a tensor as a copy.
 """
 
 from __future__ import annotations
@@ -46,10 +49,12 @@ class Moved:
     function: Any
     begin: int  # the first of them
     first: int  # where the first of them stood
-    needs: tuple[Need, ...]  # what the statements between call
+    needs: tuple[Need, ...] | None  # what the statements between call; None if they may call anything
 
     def hold(self, original: Any, args: Any, kwargs: Any, state: Any) -> bool:
         """Whether what is called between is PyTorch's own, in a call of the original function with these arguments."""
+        if self.needs is None:
+            return True
         try:
             parts = *(tensor for _, tensor in state.tensors()), *(module for _, module in state.modules)
             plain = all(_is_plain(_found(original, chain, args, kwargs), name) for chain, name in self.needs)
@@ -69,6 +74,17 @@ class _Move:
     tensors: list[tuple[torch.Tensor, int]] = field(default_factory=list)  # that it reads, and how often written then
     changeable: set[str] = field(default_factory=set)  # of the variables that it reads: those that hold other objects
     holder: Any = None  # the object that it changes
+    kept: _Kept | None = None  # of a statement that adds to a variable of its own
+    is_simple: bool = True  # it does nothing but read tensors, and compute with numbers
+
+
+@dataclass
+class _Kept:
+    """A statement that adds to a variable, in two: what stays in its place, and the sum."""
+
+    stays: list[ast.stmt]
+    adds: ast.stmt
+    is_number: bool = False  # the variable has been seen to hold one
 
 
 class Moves:
@@ -98,6 +114,8 @@ class Moves:
             self._watch(self._found[before], variables)
         if place in self._found:
             move = self._found[place]
+            if move.kept is not None:
+                move.kept.is_number = type(variables.get(move.changes[0])) in (int, float)
             values = {name: variables.get(name) for name in move.reads}
             tensors = [each for value in values.values() for each in _tensors_in(value)]
             move.tensors = [(each, _memory.version_of(each)) for each in tensors]
@@ -112,6 +130,10 @@ class Moves:
                 holder = _introspect.plain_value(holder, name)
             except AttributeError:
                 return
+        if type(holder) is list and move.method == "append":  # of which nothing of PyTorch's takes notice
+            move.holder = holder
+            self._read.setdefault(id(holder), set())
+            return
         if type(holder) not in self._kinds and not (is_plain(holder) and _introspect.can_change(type(holder))):
             return
         if move.method and not _only_counts(getattr(type(holder), move.method, None)):
@@ -133,10 +155,17 @@ class Moves:
                 return found
             self._found = {place: self._found[place] for place in found}
 
-    def needs(self, first: int, behind: int) -> tuple[Need, ...]:
-        """What the statements between two places call that are not moved."""
-        others = (each for place, each in enumerate(self._body[:behind]) if place > first and place not in self._found)
-        return tuple(need for each in others for need in self._needs(each) or ())
+    def needs(self, places: list[int], behind: int) -> tuple[Need, ...] | None:
+        """What the statements from some places to another one call that stay; None if they may call anything."""
+        strict = [place for place in places if self._found[place].kept is None]
+        if not strict:
+            return None
+        return tuple(need for each in self._others(strict[0], behind) for need in self._needs(each) or ())
+
+    def _others(self, first: int, behind: int) -> list[ast.stmt]:
+        """What stays between two places."""
+        moved = {place for place, move in self._found.items() if move.kept is None or move.is_simple}
+        return [each for place, each in enumerate(self._body[:behind]) if place > first and place not in moved]
 
     def _needs(self, node: ast.stmt) -> list[Need] | None:
         """What a statement calls, if that may be PyTorch's own and nothing else."""
@@ -159,19 +188,34 @@ class Moves:
     def _stays(self, chain: Chain) -> bool:
         return bool(chain) and chain[0] not in names_set(self._body)
 
+    def kept(self, place: int) -> tuple[list[ast.stmt], list[ast.stmt]]:
+        """Of a statement that may be moved: what stays in its place, and what is moved."""
+        kept = self._found[place].kept
+        return ([], [self._body[place]]) if kept is None else (kept.stays, [kept.adds])
+
+    def _is_own(self, move: _Move, later: list[ast.stmt]) -> bool:
+        """Whether a statement changes nothing but a variable that nobody else sees before others have run."""
+        name = move.changes[0]
+        inner = [_rewrite.seen_by(each) for each in walk(self._body) if isinstance(each, _rewrite.LATER)]
+        return name in self._own and not any(name in names for names in inner) and name not in mentioned(later)
+
     def _may_move(self, move: _Move, behind: int) -> bool:
         later = self._body[move.place + 1 : behind]
+        if move.kept is not None:
+            if move.kept.is_number and self._is_own(move, later):
+                return True
+            move.kept = None
+        if not move.is_simple:
+            return False
         set_, root = names_set(later), move.changes[0]
         if set_.intersection((*move.reads, root)) or not move.reads <= self._known:
             return False
         if not move.changeable.isdisjoint(mentioned(later)):
             return False
-        others = [each for place, each in enumerate(later, move.place + 1) if place not in self._found]
-        if any(self._needs(each) is None for each in others):
+        if any(self._needs(each) is None for each in self._others(move.place, behind)):
             return False
-        inner = [_rewrite.seen_by(each) for each in walk(self._body) if isinstance(each, _rewrite.LATER)]
         if len(move.changes) == 1 and not move.method:
-            return root in self._own and not any(root in names for names in inner) and root not in mentioned(later)
+            return self._is_own(move, later)
         what = move.changes[-1]
         is_named = root in mentioned(later) if len(move.changes) == 1 else _names_attribute(later, what)
         if move.holder is None or is_named:
@@ -186,14 +230,18 @@ class Moves:
         return written is not None and all(written.get(id(each)) == version for each, version in move.tensors)
 
 
-def moved(function: Any, places: list[int], behind: int, needs: tuple[Need, ...]) -> Moved | None:
-    """A function with statements moved to the place of another one."""
-    source = _rewrite.source_of(function)
-    if source is None:
+def moved(function: Any, moves: Moves, behind: int) -> Moved | None:
+    """A function with all statements moved that may be moved to the place of another one; None if none may."""
+    source, places = _rewrite.source_of(function), moves.places(behind)
+    if source is None or not places:
         return None
     plain, node, body = source
-    stay = [each for place, each in enumerate(body[:behind]) if place not in places]
-    every = copy.deepcopy([*stay, *(body[place] for place in places), *body[behind:]])
+    parts = {place: moves.kept(place) for place in places}
+    stay = [
+        part for place, each in enumerate(body[:behind]) for part in (parts[place][0] if place in parts else [each])
+    ]
+    every = copy.deepcopy([*stay, *(part for place in places for part in parts[place][1]), *body[behind:]])
+    needs = moves.needs(places, behind)
     made = _rewrite.made_of(plain, _rewrite.function_with(node, _rewrite.assembled(every), body[0]))
     return None if made is None else Moved(_rewrite.in_place(function, made), len(stay), places[0], needs)
 
@@ -246,14 +294,44 @@ def _has_hooks(one: Any) -> bool:
 def _move(place: int, node: ast.stmt) -> _Move | None:
     """What a statement changes and reads, if it is one that may be moved."""
     match node:
-        case ast.AugAssign(target=target, op=op, value=value) if isinstance(op, _ADDS) and _reads(value):
-            if chain := names_in(target):
-                return _Move(place, chain, "", frozenset(named(value)))
+        case ast.AugAssign(target=target, op=op, value=value) if isinstance(op, _ADDS):
+            kept = _kept(node) if isinstance(target, ast.Name) else None
+            if (chain := names_in(target)) and (kept or _reads(value)):
+                return _Move(place, chain, "", frozenset(named(value)), kept=kept, is_simple=_reads(value))
         case ast.Expr(ast.Call(func=ast.Attribute(value=holder, attr=method), args=values, keywords=more)):
             given = [*values, *(each.value for each in more)]
             if (chain := names_in(holder)) and all(map(_reads, given)):
                 return _Move(place, chain, method, frozenset(name for each in given for name in named(each)))
     return None
+
+
+def _kept(node: ast.AugAssign) -> _Kept | None:
+    """A statement that adds to a variable in two, if it reads a tensor by ``.item()``."""
+    stays: list[ast.stmt] = []
+
+    def keep(value: ast.expr) -> ast.expr:
+        name = _rewrite.kept_at(node, len(stays))
+        stays.append(ast.copy_location(ast.Assign([_rewrite.stored(name)], value), node))
+        return _rewrite.loaded(name)
+
+    def split(value: ast.expr) -> ast.expr:
+        match value:
+            case ast.BinOp(left=left, op=op, right=right):
+                return ast.BinOp(split(left), op, split(right))
+            case ast.UnaryOp(op=ast.USub() | ast.UAdd() as op, operand=inner):
+                return ast.UnaryOp(op, split(inner))
+            case ast.Call(func=ast.Attribute(value=tensor, attr="item"), args=[], keywords=[]):
+                name = keep(tensor)
+                stays.append(_rewrite.copied(name, node))
+                return ast.Call(ast.Attribute(name, "item", ast.Load()), [], [])
+            case ast.Constant():
+                return value
+        return keep(value)
+
+    if not any(isinstance(each, ast.Attribute) and each.attr == "item" for each in ast.walk(node.value)):
+        return None
+    adds = ast.copy_location(ast.AugAssign(node.target, node.op, split(copy.deepcopy(node.value))), node)
+    return _Kept([ast.fix_missing_locations(each) for each in stays], ast.fix_missing_locations(adds))
 
 
 def _reads(value: ast.expr) -> bool:

@@ -28,6 +28,7 @@ _SWALLOWING = frozenset({"suppress", "raises", "assertRaises"})  # managers that
 _FLAG = "whether the block at "  # no variable of a script is named so, nor any of these
 _ENTERED = "what the block at "
 _ENTER = "what enters a block"
+_KEPT = "what is kept at "
 
 
 def named(node: ast.AST) -> set[str]:
@@ -162,9 +163,23 @@ def runs_ops(statement: ast.stmt) -> bool:
     return any(isinstance(each, ast.Attribute) and each.attr in OPS for each in ast.walk(statement))
 
 
+def kept_at(node: ast.stmt, number: int) -> str:
+    """A variable for something that a statement reads."""
+    return f"{_KEPT}{node.lineno}:{node.col_offset}:{number}"
+
+
+def copied(name: ast.expr, at: ast.stmt) -> ast.stmt:
+    """A statement that puts a copy in the place of a tensor, without its graph."""
+    assert isinstance(name, ast.Name)
+    detached = ast.Call(ast.Attribute(name, "detach", ast.Load()), [], [])
+    copy_of = ast.Call(ast.Attribute(detached, "clone", ast.Load()), [], [])
+    is_tensor = ast.Call(loaded("hasattr"), [name, ast.Constant("detach")], [])
+    return ast.copy_location(ast.If(is_tensor, [ast.Assign([stored(name.id)], copy_of)], []), at)
+
+
 def flags(body: list[ast.stmt]) -> set[str]:
     """The variables in statements that no script has."""
-    return {name for name in mentioned(body) if name.startswith((_FLAG, _ENTERED))}
+    return {name for name in mentioned(body) if name.startswith((_FLAG, _ENTERED, _KEPT))}
 
 
 def flags_set(body: list[ast.stmt]) -> set[str]:

@@ -450,9 +450,7 @@ class _Statements:
 
     def moved(self, function: Any, behind: int) -> _moves.Moved | None:
         """The step with statements that only count moved behind those that write."""
-        if self._moves is None or not (places := self._moves.places(behind)):
-            return None
-        return _moves.moved(function, places, behind, self._moves.needs(places[0], behind))
+        return None if self._moves is None else _moves.moved(function, self._moves, behind)
 
     def fronts(self) -> list[int]:
         """Before which statements the work may begin: the first that runs an op, the first that runs many, and the one
