@@ -83,7 +83,7 @@ test-all: test test-passes test-wild
 # In a virtual environment of its own, which finds torch and rote in .venv/.
 test-wild: setup target/wild/.stamp
 	target/wild/bin/python -m pytest -q tests/torch/test_hugging_face.py tests/torch/test_integrations.py \
-	  tests/torch/test_architectures.py
+	  tests/torch/test_architectures.py tests/torch/test_loops_of_accelerate.py
 
 target/wild/.stamp: requirements-wild.txt requirements-wild-alone.txt requirements.txt
 	$(BIN)/python -m venv --clear target/wild

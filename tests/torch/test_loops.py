@@ -204,6 +204,20 @@ def fills_a_list_on_the_way(job: Job, loader: Batches, epoch: int) -> Any:
     return losses, running
 
 
+def deletes_in_a_turn(job: Job, loader: Batches, epoch: int) -> Any:
+    kept = first = None
+    for i, (x, y) in enumerate(loader):
+        job.optimizer.zero_grad()
+        loss = F.cross_entropy(job.model(x), y)
+        loss.backward()
+        job.optimizer.step()
+        if i == 4:
+            del kept
+        job.log.append(i)
+        del x, loss
+    return i, first
+
+
 class Answer:
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits
@@ -476,6 +490,7 @@ OTHERS = [while_there_are_steps]
 WHOLE = {
     under_a_try: "under a `try`",
     under_a_manager: "under a `try`",
+    deletes_in_a_turn: "deletes a variable that is set before it",
     seen_by_a_function: "a variable that a function sees: loss",
 }
 

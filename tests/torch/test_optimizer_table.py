@@ -88,7 +88,7 @@ def of_optimizer(kind: Any) -> Script:
             return loss.detach()
 
         function = step_by_closure if kind.__name__ == "LBFGS" else step
-        captured = capture(function, state={"model": model, "optimizer": optimizer})
+        captured = capture(function, state={"model": model, "optimizer": optimizer}, tail=False)
         for _ in range(CALLS):
             yield captured(torch.randint(0, 6, (4,)) if sparse else torch.randn(4, 5))
         if sparse:  # the comparison does not know sparse gradients
@@ -113,7 +113,7 @@ def of_scheduler(name: str, inside: bool) -> Script:
                 scheduler.step(*[loss.detach()] * (name == "ReduceLROnPlateau"))
             return loss.detach()
 
-        captured = capture(step, state={"model": model, "optimizer": optimizer})
+        captured = capture(step, state={"model": model, "optimizer": optimizer}, tail=False)
         for _ in range(CALLS):
             loss = captured(torch.randn(4, 5))
             if not inside:

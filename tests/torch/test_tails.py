@@ -858,6 +858,62 @@ def test_errors_in_a_block(where: str) -> None:
     check_right(script, replays=10)
 
 
+class Strict(Every):
+    """Raises where it is left, now and then."""
+
+    def __exit__(self, kind: Any, *error: Any) -> None:
+        super().__exit__(kind, *error)
+        if self.calls % 9 == 8:
+            raise KeyError(self.calls)
+
+
+class Lenient(Every):
+    def __exit__(self, kind: Any, *error: Any) -> Any:  # type: ignore[override]
+        super().__exit__(kind, *error)
+        return self.calls % 2
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("kind", [Every, Strict, Lenient])
+@pytest.mark.parametrize("where", ["inside", "behind"])
+def test_managers_that_see_errors(kind: type[Every], where: str) -> None:
+    """Ops stand behind the block too, and an error is raised among them, or in the block."""
+
+    def script(capture: Capture) -> Calls:
+        trainer = Trainer()
+        trainer.every = kind(3)
+
+        def train(x: Tensor, y: Tensor) -> Any:
+            loss = None
+            with trainer.every:
+                loss = F.cross_entropy(trainer.model(x), y)
+                loss.backward()
+                with torch.no_grad():
+                    trainer.model[0].bias.grad.mul_(0.5)
+                    trainer.seen += 1
+                if trainer.fails == "inside":  # type: ignore[attr-defined]
+                    raise ValueError(trainer.every.calls)
+            if trainer.every.syncs:
+                trainer.optimizer.step()
+                trainer.optimizer.zero_grad()
+                if trainer.fails == "behind":  # type: ignore[attr-defined]
+                    raise ValueError(trainer.every.calls)
+            return loss.item()
+
+        step = capture(train)
+        for call in range(60):
+            trainer.fails = where if call % 7 == 5 else ""  # type: ignore[attr-defined]
+            try:
+                result: Any = step(torch.randn(6, 8), torch.randint(4, (6,)))
+            except (KeyError, ValueError) as error:
+                result = repr(error), repr(error.__context__)
+            yield result, trainer.told()
+        return trainer.model, trainer.optimizer
+
+    check_right(script)
+
+
 @pytest.mark.ranks(1)
 def test_what_people_are_told() -> None:
     if ORACLE_ONLY:

@@ -180,6 +180,15 @@ def _may_handle(leave: object) -> bool:
     return type(leave) is not types.MethodDescriptorType and type(leave).__name__ != "instancemethod"
 
 
+def may_swallow(manager: Any) -> bool:
+    """Whether a manager may let no error pass, or raise another one."""
+    kind = type(manager)
+    if kind in _OF_GENERATORS:
+        code = getattr(manager.gen, "gi_code", None)
+        return code is None or _is_lenient_code(code)
+    return kind in (*_SWALLOWING, *_STACKS) or _may_handle(inspect.getattr_static(kind, "__exit__", None))
+
+
 @by_identity
 def _is_lenient_code(code: types.CodeType) -> bool:
     if code.co_flags & _GENERATES and any(catches for _, _, catches in _regions(code)):

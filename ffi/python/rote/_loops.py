@@ -175,6 +175,8 @@ class _Function:
         outside = self._outside(loop)
         if _rewrite.deleted(loop.body) & outside & self._own:
             return "deletes a variable that is used elsewhere"
+        if any(_first_use(name, loop.body) == _READ for name in _rewrite.deleted(loop.body) & self._own):
+            return "deletes a variable that is set before it"
         if handled and (changed & outside or any(isinstance(each, ast.Return) for each in every)):
             return "sets variables under a `try`: what comes after an error would find them otherwise"
         return ""

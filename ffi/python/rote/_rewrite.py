@@ -10,7 +10,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from . import _returns, _sources
+from . import _frames, _returns, _sources
 from ._identity import by_identity
 from ._return_places import DEFERRED, sees_variables
 from ._sources import Chain, Function, keep_source, node_of
@@ -75,6 +75,8 @@ class Entered:
     def __init__(self, manager: Any) -> None:
         self._leave = type(manager).__exit__
         self._manager = manager
+        self.may_swallow = _frames.may_swallow(manager)
+        """Whether it may let no error pass."""
         self.value = type(manager).__enter__(manager)
 
     def __enter__(self) -> Any:
@@ -108,8 +110,20 @@ def _opened(statement: ast.With) -> list[ast.stmt]:
     if is_entered:
         leaves.value = item.context_expr
         leaves.leaves = item.context_expr.id  # type: ignore[attr-defined]
-    inner = [part for each in body for part in _parted(each)]
+    inner = [part for each in body for part in ([each] if isinstance(each, ast.With) else _parted(each))]
     return [*([] if is_entered else [ast.fix_missing_locations(enters)]), *inner, leaves]
+
+
+def leaves_more(body: list[ast.stmt]) -> bool:
+    """Whether statements leave a block that they do not enter."""
+    opened = ""
+    for each in body:
+        opened = getattr(each, "enters", opened)
+        if hasattr(each, "leaves"):
+            if each.leaves != opened:
+                return True
+            opened = ""
+    return False
 
 
 def entered(body: list[ast.stmt]) -> str:

@@ -47,7 +47,7 @@ class _Head(Step):
         super().__init__(function, state, **options)
         self._in_vain = 0  # recordings that have led to no plan
         self.moved: _moves.Moved | None = None  # of which statements have been moved behind this part
-        self.original: Any = None  # what stands for this part and the rest, where statements have been moved
+        self.original: Any = None  # what stands for this part and the rest, as they are written
         self.of_original: tuple[Any, Any] = (), {}  # its arguments in the present call
         self.state_of_original = self.state
         self.ran_original = False  # and not this part alone
@@ -148,6 +148,8 @@ class SplitStep(Step):
                     return left
                 args, kwargs = self._front.arguments(left)
             block = kwargs[self._front.manager] if self._front is not None and self._front.manager else None
+            if block is not None and block.may_swallow:
+                return self._run_rest(head, args, kwargs)
             head.of_original, head.ran_original = (args, kwargs), False
             try:
                 result = head.call(*halves.begin(args, kwargs))
@@ -158,13 +160,22 @@ class SplitStep(Step):
             finally:
                 head.of_original = (), {}  # which may hold a batch
             falls, left = (False, ()) if head.ran_original else result
-            if block is not None and not (falls or head.ran_original):
+            if block is not None and not (falls or head.ran_original):  # it has returned from within the block
                 block.__exit__(None, None, None)
             if not head.ran_original:
                 result = halves.end(left, args, kwargs) if falls else left
             if self._is_new or self._ops or not head.has_plan():
                 self._without_errors(lambda: self._judge(head, halves, left if falls else ()))
             return result
+
+    def _run_rest(self, head: _Head, args: Any, kwargs: Any) -> Any:
+        """Runs what is behind a front as it is written, since the manager of its block may swallow an error: the head
+        would know nothing of that."""
+        self._earlier = _sum(self._earlier, Stats(calls=1, fallbacks=1))
+        result = head.original(*args, **kwargs)
+        head.refused = "the manager of the block there may swallow errors"
+        self._without_errors(self._split)
+        return result
 
     def _judge(self, head: _Head, halves: _tails.Halves, left: tuple[Any, ...]) -> None:
         """Goes on to other halves, if these do not serve. ``left``: what the head has given the tail."""
@@ -345,7 +356,8 @@ class SplitStep(Step):
         head = _Head(halves.head, self.given_state, **{**self._options, "plans": self.plans, "host": None})
         where = f"until {halves.line or 'the end'}"
         if moved is not None:
-            head.moved, head.original, head.state_of_original = moved, original, self.state
+            head.moved, head.state_of_original = moved, self.state
+        head.original = original
         head.label = f"{self.name()} ({where if front is None else f'{front.line} {where}'})"
         self._front, self._head, self._halves, self._is_new = front, head, halves, True
         self._at = at

@@ -36,6 +36,7 @@ from ._rewrite import (
     in_place,
     is_set,
     is_stored,
+    leaves_more,
     loaded,
     made_of,
     may_be,
@@ -203,7 +204,7 @@ def halves(function: Any, at: int, anew: Set[str] = frozenset()) -> Halves | Non
     if not 0 < at <= len(body):
         return None
     first, last = body[:at], body[at:]
-    left = None if entered(first) else _left(plain.__code__, node, first, last, anew)
+    left = None if entered(first) or leaves_more(first) else _left(plain.__code__, node, first, last, anew)
     if left is None:
         return None
     counted = frozenset(chain for each in walk(last) if len(chain := names_in(added_to(each))) > 1)
