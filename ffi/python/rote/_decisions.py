@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from . import _code, _introspect, _own_dict, _returns
+from . import _code, _introspect, _returns
 from ._identity import by_identity
 from ._return_places import DEFERRED, sees_variables
 from ._sources import Chain, Function, added_to, arguments, counted_later, names_in, nested, node_of
@@ -44,8 +44,6 @@ _SUPER = "super()"
 # Expressions with code of their own, which may run at another time.
 _INNER = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _SETS = ("_ATTR", "_GLOBAL", "_DEREF", "_NAME")
-# With these, code sets attributes that it does not name, or names in texts.
-_SETS_UNNAMED = frozenset({"vars", "__dict__", "globals", "cell_contents"})
 _SETS_BY_TEXT = frozenset({"setattr", "delattr", "__setattr__", "__delattr__"})
 
 
@@ -71,7 +69,6 @@ class Decisions:
         self._questions: dict[tuple[frozenset[str], bool], _Questions | None] = {}
         self._present: _Questions | None = None  # of the call that was looked at last
         self._operands_of_others: set[str] = set()  # of functions that numbers are passed on to
-        self._holders: set[type] = set()  # classes of the objects that hold what answers depend on
 
     def seen(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any] | None:
         """The arguments of a call with the answers in the place of numbers; None where there are no questions."""
@@ -84,8 +81,20 @@ class Decisions:
         except Exception:  # of an answer, as the step may meet it too; or of what is not known of Python's grammar
             return None
 
+    def operands(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Operand]:
+        """What the answers of a call depend on, besides the numbers themselves."""
+        read: list[Operand] = []
+        if self._present is not None and self._function is not None:
+            self._answered(self._function, args, kwargs, read)
+        counters = set() if self._present is None else self._present.counters
+        return [each for each in read if each.chain not in counters]
+
     def _answered(
-        self, function: types.FunctionType, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        function: types.FunctionType,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        read: list[Operand] | None = None,
     ) -> tuple[Any, Any] | None:
         code = function.__code__
         given = dict(zip(code.co_varnames[: code.co_argcount], (*self._first, *args), strict=False))
@@ -101,7 +110,7 @@ class Decisions:
         questions = self._questions[key]
         if questions is None:
             return None
-        answers = questions.ask(_Values(function, values, self._operands_of_others, self._holders))
+        answers = questions.ask(_Values(function, values, self._operands_of_others, [] if read is None else read))
         self._present = questions
         left = [() if name in questions.numbers else value for name, value in given.items()]
         more = {name: () if name in questions.numbers else value for name, value in kwargs.items()}
@@ -121,7 +130,7 @@ class Decisions:
         """Whether a function that calls of a step run may set what answers depend on, besides the numbers."""
         own = {name for each in self._questions.values() if each is not None for name in each.operands}
         names = own | self._operands_of_others
-        return bool(names) and _may_set(names, self._holders, functions)
+        return bool(names) and _may_set(names, functions)
 
     def stop(self) -> None:
         """Guards the numbers themselves from now on."""
@@ -172,6 +181,22 @@ def _counts_attributes(code: types.CodeType) -> bool:
     return node is not None and bool(counted_later(code) or any(len(_counts(each)) > 1 for each in _parts(node)))
 
 
+@dataclass(frozen=True)
+class Operand:
+    """Something that answers depend on."""
+
+    read: Callable[[Chain], Any]
+    chain: Chain
+    value: Any
+
+    def has_changed(self) -> bool:
+        try:
+            now = self.read(self.chain)
+        except Exception:  # of what is no number any more, or of a `__len__` of the script's
+            return True
+        return type(now) is not type(self.value) or now != self.value
+
+
 class _Values:
     """What names stand for at the begin of a call."""
 
@@ -180,19 +205,20 @@ class _Values:
         function: types.FunctionType,
         given: dict[str, Any],
         operands: set[str],
-        holders: set[type],
+        read: list[Operand],
         depth: int = 0,
     ) -> None:
-        """``operands``: takes those of functions that numbers are passed on to; ``holders``: takes the classes of
-        objects whose attributes are found."""
+        """``operands``: takes the names of those of functions that numbers are passed on to; ``read``: takes what is
+        found."""
         self._function, self._given, self._operands, self._depth = function, given, operands, depth
-        self._holders = holders
+        self._read = read
 
     def of(self, chain: Chain) -> Any:
         """A number, by the names that lead to it."""
         found = self._object(chain)
         if type(found) not in _NUMBERS:
             raise _Unknown
+        self._read.append(Operand(self.of, chain, found))
         return found
 
     def length(self, chain: Chain) -> int:
@@ -202,6 +228,7 @@ class _Values:
             raise _Unknown
         if type(found) not in _SIZED and not isinstance(found, torch.utils.data.DataLoader):
             raise _Unknown
+        self._read.append(Operand(self.length, chain, len(found)))
         return len(found)
 
     def passed(
@@ -235,7 +262,7 @@ class _Values:
             return tuple(asked.values())
         values = {**default, **given, **({code.co_varnames[0]: holder} if bound else {})}
         self._operands.update(questions.operands)
-        return questions.ask(_Values(function, values, self._operands, self._holders, self._depth + 1))
+        return questions.ask(_Values(function, values, self._operands, self._read, self._depth + 1))
 
     def _called(self, chain: Chain) -> Any:
         """The function or method that stands behind names."""
@@ -256,7 +283,6 @@ class _Values:
     def _object(self, chain: Chain) -> Any:
         found = self._named(chain[0])
         for name in chain[1:]:
-            self._holders.add(type(found))
             try:
                 found = _introspect.plain_value(found, name)
             except AttributeError:
@@ -650,20 +676,15 @@ def _without(body: list[ast.stmt], dropped: set[str]) -> list[ast.stmt]:
     return left
 
 
-def _may_set(names: Set[str], holders: Set[type], functions: Iterable[types.FunctionType]) -> bool:
-    """Whether a function may set an attribute or a variable of these names. ``holders``: the classes of the objects
-    that have such attributes."""
-    methods = {id(method) for kind in holders for method in _introspect.methods(kind)}
+def _may_set(names: Set[str], functions: Iterable[types.FunctionType]) -> bool:
+    """Whether a function may set an attribute or a variable of these names, as far as names tell. Of what it sets
+    without naming it, :class:`Operand` tells when it has run."""
     for function in functions:
         code, named = function.__code__, _code.names(function.__code__)
-        if not names.isdisjoint(_names_set(code)) or named.runs_text:
+        by_text = not _SETS_BY_TEXT.isdisjoint(named.attributes | set(named.globals))
+        if named.runs_text or not names.isdisjoint(_names_set(code)):
             return True
-        if id(function) not in methods and _own_dict.is_all_it_gets_at(code):
-            continue
-        asked = named.attributes | set(named.globals)
-        if not _SETS_UNNAMED.isdisjoint(asked):
-            return True
-        if not _SETS_BY_TEXT.isdisjoint(asked) and (named.computes or not names.isdisjoint(named.texts)):
+        if by_text and not names.isdisjoint(named.texts):
             return True
     return False
 

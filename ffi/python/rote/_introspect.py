@@ -120,14 +120,6 @@ def _not_there(name: str) -> Any:
     raise AttributeError(name)
 
 
-def methods(kind: type) -> Iterator[Any]:
-    """The functions that run as methods of objects of a class."""
-    for base in _mro_of(kind):
-        for found in _dict_of(base).values():
-            yield getattr(found, "__func__", found)
-            yield from (each for each in (getattr(found, name, None) for name in ("fget", "fset", "fdel")) if each)
-
-
 def inherited(holder: Any, owner: Any, name: str) -> Any:
     """The function that ``super()`` finds in the methods of a class, ``owner``, whose first argument is ``holder``;
     None where it finds something else."""

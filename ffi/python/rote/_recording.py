@@ -23,6 +23,7 @@ from . import (
     _code,
     _containers,
     _counters,
+    _decisions,
     _executed_code,
     _facts,
     _floats,
@@ -195,6 +196,7 @@ class Recording(Naming):
         self.unread = _unread.Watched([], [], [])
         self._watched: list[torch.optim.Optimizer] = []  # whose dicts the step must not read
         self.executed = ExecutedCode()
+        self._operands: list[_decisions.Operand] = []
         self._survey = known or _survey.Survey(step)
         self._sees_code = step.ran is not None  # notes which code the step runs
         self._reads = _reads.Reads()
@@ -330,6 +332,7 @@ class Recording(Naming):
             self.counters.prove(walk.functions, late, walk.fetched | step.read_counters, step.decisions)
         if step.decisions is not None and step.decisions.depend:
             self.decides_otherwise = bool(walk.stopped) or step.decisions.may_be_others(walk.functions)
+            self._operands = step.decisions.operands(*step.given(self.args, self.kwargs))
         self._readable = _uses.readable(step.state.optimizers, self.tensors, walk.functions)
         self._watch.number_in = self._number_in
         self._watch.followed = _floats.plain_of
@@ -697,6 +700,7 @@ class Recording(Naming):
                 )
         finally:
             self.close()
+        self.decides_otherwise |= any(each.has_changed() for each in self._operands)  # now that nothing is watched
         return _returns.put_back(original, _returns.plain(self._result))
 
     def _stop(self) -> None:
@@ -826,7 +830,7 @@ class Recording(Naming):
             self._survey.forget()
         self._kept, self._put = [], []
         self._candidates.forget()
-        self._contents, self._used = {}, []
+        self._contents, self._used, self._operands = {}, [], []
         self.unread.forget()
         self.schedulers.forget()
 
