@@ -18,7 +18,7 @@ from . import _code, _introspect, _policy
 from ._code import Names
 from ._facts import ABSENT, NAMED, Attribute, plain
 from ._libraries import is_library_class, is_library_function, is_library_module
-from ._numbers import CELL, DICT_ITEM, FUNCTION, HOST, OWN, REFERENTS, SIZE, TYPE_OF
+from ._numbers import ATTRIBUTE, CELL, DICT_ITEM, FUNCTION, HOST, OWN, REFERENTS, SIZE, TYPE_OF
 from ._policy import (
     DEPTH,
     UNNAMED_METHODS,
@@ -30,6 +30,7 @@ from ._policy import (
     reads_environment,
     runs_text,
 )
+from ._sources import only_measured
 from ._walk import TooMuchError, Walk
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
@@ -43,6 +44,22 @@ class _Absent:
     own: dict[str, Any]
     origin: Attribute | None
     keys: set[str]
+
+
+class _Measured:
+    """Where a function finds what it asks for its length and nothing else."""
+
+    def __init__(self, container: Any, key: str | None) -> None:
+        self._container, self._key = container, key
+
+    @property
+    def length(self) -> int:
+        """Below 0 where there is no list or dict."""
+        try:
+            found = self._container.cell_contents if self._key is None else self._container.get(self._key)
+        except ValueError:  # not filled yet
+            return -1
+        return len(found) if type(found) in (list, dict) else -1
 
 
 class Named:
@@ -168,7 +185,10 @@ class Named:
         asked = _code.names(function.__code__).attributes if is_library_function(function) else frozenset()
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             place = "" if function.__globals__ is self._globals else f"{function.__qualname__}."
-            self.cell(f"{place}closure['{name}']", cell, depth)
+            subject = f"{place}closure['{name}']"
+            if self._is_measured(function, name, subject, cell, None):
+                continue
+            self.cell(subject, cell, depth)
             if asked:
                 with contextlib.suppress(ValueError):  # not filled yet
                     held = id(cell.cell_contents)
@@ -186,6 +206,20 @@ class Named:
             item = ABSENT
         if walk.add(CELL, cell, None, HOST, subject, item) and item is not ABSENT:
             walk.soon(subject, item, depth + 1)
+
+    def _is_measured(
+        self, function: types.FunctionType, name: str, subject: str, container: Any, key: str | None
+    ) -> bool:
+        """Whether all that a function does with a list or dict is to ask how long it is, as a loop may with the one
+        that its batches come from. Then its length is guarded, and not what is in it."""
+        if is_library_function(function) or name not in only_measured(function.__code__):
+            return False
+        place = _Measured(container, key)
+        if place.length < 0:
+            return False
+        self._walk.hold(container)
+        self._walk.add(ATTRIBUTE, place, "length", HOST, f"len({subject})", place.length)
+        return True
 
     def _code(self, function: types.FunctionType, depth: int) -> None:
         if self._walk.ran is None and len(self._walk.functions) >= _policy.MOST_FUNCTIONS:
@@ -218,10 +252,10 @@ class Named:
 
     def _global(self, function: types.FunctionType, place: str, name: str, depth: int) -> None:
         walk, own = self._walk, function.__globals__
-        if not walk.visit_once((id(own), name)):
+        subject = f"{place}globals['{name}']"
+        if self._is_measured(function, name, subject, own, name) or not walk.visit_once((id(own), name)):
             return
         item = own.get(name, ABSENT)
-        subject = f"{place}globals['{name}']"
         if not walk.add(DICT_ITEM, own, name, HOST, subject, item):
             return
         if item is vars(builtins):  # as `__builtins__` of a module that is not __main__

@@ -32,6 +32,18 @@ def position_in(frame: types.FrameType) -> Position:
     return position_at(frame.f_code, frame.f_lasti)
 
 
+@by_identity
+def only_measured(code: types.CodeType) -> frozenset[str]:
+    """The variables of others that a function uses for nothing but `len(name)`."""
+    node = node_of(code)
+    every = [] if node is None else list(ast.walk(node))
+    calls = [each for each in every if isinstance(each, ast.Call) and isinstance(each.func, ast.Name)]
+    measured = {id(each.args[0]) for each in calls if ast.unparse(each.func) == "len" and len(each.args) == 1}
+    names = [each for each in every if isinstance(each, ast.Name)]
+    others = {each.id for each in names if id(each) not in measured}
+    return frozenset(each.id for each in names if id(each) in measured).difference(others)
+
+
 def names_in(node: ast.AST | None) -> tuple[str, ...]:
     """The names in ``self.model.encoder``; none of another expression."""
     match node:
