@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Set
 from typing import Any
 
 from . import _rewrite
+from ._blocks import source_of
 from ._liveness import Liveness
 from ._rewrite import LATER, OF_ITS_OWN, loaded, may_swallow, mentioned, names_set, plain_names, stored, walk
 from ._sources import Function
@@ -36,7 +37,7 @@ class NotCapturedError(ValueError):
 def remade(function: Any, capture: Callable[[types.FunctionType], Callable[..., Any]]) -> Any:
     """A function that does the same, with what ``capture`` makes of the turns of its loops. Raises
     :class:`NotCapturedError`."""
-    source = _rewrite.source_of(function)
+    source = source_of(function)
     if source is None:
         raise NotCapturedError(
             "it is no function of Python's whose source is known, or it is a generator, or gets at its variables "

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from . import _introspect, _memory, _rewrite
+from . import _blocks, _introspect, _memory, _rewrite
 from ._frames import TORCH
 from ._reads import Reads, is_plain
 from ._rewrite import mentioned, named, names_set, walk
@@ -232,7 +232,7 @@ class Moves:
 
 def moved(function: Any, moves: Moves, behind: int) -> Moved | None:
     """A function with all statements moved that may be moved to the place of another one; None if none may."""
-    source, places = _rewrite.source_of(function), moves.places(behind)
+    source, places = _blocks.source_of(function), moves.places(behind)
     if source is None or not places:
         return None
     plain, node, body = source
@@ -242,7 +242,7 @@ def moved(function: Any, moves: Moves, behind: int) -> Moved | None:
     ]
     every = copy.deepcopy([*stay, *(part for place in places for part in parts[place][1]), *body[behind:]])
     needs = moves.needs(places, behind)
-    made = _rewrite.made_of(plain, _rewrite.function_with(node, _rewrite.assembled(every), body[0]))
+    made = _rewrite.made_of(plain, _rewrite.function_with(node, _blocks.assembled(every), body[0]))
     return None if made is None else Moved(_rewrite.in_place(function, made), len(stay), places[0], needs)
 
 
@@ -309,9 +309,10 @@ def _kept(node: ast.AugAssign) -> _Kept | None:
     """A statement that adds to a variable in two, if it reads a tensor by ``.item()``."""
     stays: list[ast.stmt] = []
 
-    def keep(value: ast.expr) -> ast.expr:
-        name = _rewrite.kept_at(node, len(stays))
+    def keep(value: ast.expr, is_read: bool) -> ast.expr:
+        name = _blocks.kept_at(node, len(stays))
         stays.append(ast.copy_location(ast.Assign([_rewrite.stored(name)], value), node))
+        stays.append(ast.copy_location(_blocks.copied(name, is_read), node))
         return _rewrite.loaded(name)
 
     def split(value: ast.expr) -> ast.expr:
@@ -321,12 +322,12 @@ def _kept(node: ast.AugAssign) -> _Kept | None:
             case ast.UnaryOp(op=ast.USub() | ast.UAdd() as op, operand=inner):
                 return ast.UnaryOp(op, split(inner))
             case ast.Call(func=ast.Attribute(value=tensor, attr="item"), args=[], keywords=[]):
-                name = keep(tensor)
-                stays.append(_rewrite.copied(name, node))
-                return ast.Call(ast.Attribute(name, "item", ast.Load()), [], [])
+                name = keep(tensor, True)
+                read = ast.Call(ast.Attribute(name, "item", ast.Load()), [], [])
+                return ast.IfExp(_blocks.is_tensor(name), read, name)
             case ast.Constant():
                 return value
-        return keep(value)
+        return keep(value, False)
 
     if not any(isinstance(each, ast.Attribute) and each.attr == "item" for each in ast.walk(node.value)):
         return None

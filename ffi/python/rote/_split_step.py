@@ -11,7 +11,7 @@ from collections.abc import Callable, Set
 from dataclasses import fields, replace
 from typing import Any
 
-from . import _memory, _moves, _results, _returns, _rewrite, _tails
+from . import _blocks, _memory, _moves, _results, _returns, _tails
 from ._bridge import bridge
 from ._recording import Recording
 from ._step import RecordingRefused, Stats, Step, cause_of
@@ -185,7 +185,7 @@ class SplitStep(Step):
         if is_new and (anew := _found_anew(halves, left)):
             self._halve(*self._at, anew)
         elif head.refused or self._is_slight(head):
-            if cause_of(head.refused) == cause_of(self._why):
+            if head.refused and cause_of(head.refused) == cause_of(self._why):
                 self._hopeless.append(self._at)
             self._split()
 
@@ -416,7 +416,7 @@ class _Statements:
         self._tensors = [tensor for _, tensor in step.state.tensors()]
         self._marks: list[tuple[int, int, list[int], list[Any]]] = []
         self._problem: Exception | None = None
-        source = _rewrite.source_of(step.function)
+        source = _blocks.source_of(step.function)
         self._moves = None if source is None else _moves.Moves(source[0], source[2])
         bridge().count_ops()
 

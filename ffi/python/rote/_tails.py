@@ -20,23 +20,29 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from . import _rewrite
+from ._blocks import (
+    ENTER,
+    Entered,
+    assembled,
+    body_of,
+    entered,
+    flags,
+    flags_set,
+    leaves_more,
+    runs_ops,
+    source_of,
+)
 from ._liveness import Liveness
 from ._rewrite import (
     LATER,
     OF_ITS_OWN,
-    assembled,
-    body_of,
     deleted,
     empty_function,
-    entered,
-    flags,
-    flags_set,
     function_with,
     if_set,
     in_place,
     is_set,
     is_stored,
-    leaves_more,
     loaded,
     made_of,
     may_be,
@@ -45,10 +51,8 @@ from ._rewrite import (
     named,
     names_set,
     own_names,
-    runs_ops,
     seen_by,
     set_for_sure,
-    source_of,
     stored,
     unset_again,
     walk,
@@ -284,7 +288,7 @@ def front(function: Any, at: int) -> Front | None:
     declared = [each for each in walk(first) if isinstance(each, ast.Global | ast.Nonlocal)]
     begin = [*copy.deepcopy(declared), *map(unset_again, left.sometimes)]
     rest = made_of(plain, function_with(like, [*begin, *assembled(copy.deepcopy(last))], last[0]))
-    run = made_of(plain, head)
+    run = made_of(plain, head, more={ENTER: types.CellType(Entered)})
     if rest is None or run is None:
         return None
     rest.__defaults__ = rest.__kwdefaults__ = None
