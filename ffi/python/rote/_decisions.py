@@ -110,7 +110,7 @@ class Decisions:
         questions = self._questions[key]
         if questions is None:
             return None
-        answers = questions.ask(_Values(function, values, self._operands_of_others, [] if read is None else read))
+        answers = questions.ask(_Values(function, values, self._operands_of_others, read))
         self._present = questions
         left = [() if name in questions.numbers else value for name, value in given.items()]
         more = {name: () if name in questions.numbers else value for name, value in kwargs.items()}
@@ -205,11 +205,11 @@ class _Values:
         function: types.FunctionType,
         given: dict[str, Any],
         operands: set[str],
-        read: list[Operand],
+        read: list[Operand] | None,
         depth: int = 0,
     ) -> None:
         """``operands``: takes the names of those of functions that numbers are passed on to; ``read``: takes what is
-        found."""
+        found, if anybody asks for it."""
         self._function, self._given, self._operands, self._depth = function, given, operands, depth
         self._read = read
 
@@ -218,7 +218,8 @@ class _Values:
         found = self._object(chain)
         if type(found) not in _NUMBERS:
             raise _Unknown
-        self._read.append(Operand(self.of, chain, found))
+        if self._read is not None:
+            self._read.append(Operand(self.of, chain, found))
         return found
 
     def length(self, chain: Chain) -> int:
@@ -228,7 +229,8 @@ class _Values:
             raise _Unknown
         if type(found) not in _SIZED and not isinstance(found, torch.utils.data.DataLoader):
             raise _Unknown
-        self._read.append(Operand(self.length, chain, len(found)))
+        if self._read is not None:
+            self._read.append(Operand(self.length, chain, len(found)))
         return len(found)
 
     def passed(
