@@ -1,5 +1,6 @@
 """What a step decides by whole numbers that count: an argument, or an attribute to which it adds."""
 
+import builtins
 import contextlib
 import dataclasses
 import random
@@ -704,6 +705,31 @@ def test_of_ranks(body: Callable[..., Any]) -> None:
     """Each rank decides by itself."""
     rank = torch.distributed.get_rank()
     check_right(script_of(body, number=lambda i: i + rank), replays=24)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("own", [False, True])
+def test_lists_that_are_measured(own: bool) -> None:
+    """What is in a list counts for nothing, but where `len` is a function of the script's."""
+
+    def script(capture: Capture) -> Calls:
+        batches: list[Any] = [torch.ones(4), 2.0]
+        len = (lambda items: items[1]) if own else builtins.len
+
+        def of_pythons(x: Tensor) -> Tensor:
+            return x * builtins.len(batches)
+
+        def by_its_name(x: Tensor) -> Tensor:
+            return x * len(batches)
+
+        step = capture(by_its_name if own else of_pythons)
+        for call in range(24):
+            batches[1] = 2.0 + call // 8
+            if call == 16:
+                batches = [*batches, call]
+            yield step(torch.ones(4) * call)
+
+    check_right(script)
 
 
 @pytest.mark.ranks(1)

@@ -29,7 +29,7 @@ _SWALLOWING = (contextlib.suppress,)
 _STACKS = (contextlib.ExitStack, contextlib.AsyncExitStack)
 _PUSHED = frozenset({"push", "push_async_exit"})
 _OF_GENERATORS = (contextlib._GeneratorContextManager, contextlib._AsyncGeneratorContextManager)
-_LENIENT = frozenset({kind.__name__ for kind in _SWALLOWING} | {"assertRaises", "assertRaisesRegex", "subTest"})
+LENIENT = frozenset({kind.__name__ for kind in _SWALLOWING} | {"assertRaises", "assertRaisesRegex", "subTest"})
 # Managers made by `contextlib.contextmanager`.
 _ENTERS = contextlib._GeneratorContextManager.__enter__.__code__
 _LEAVES = contextlib._GeneratorContextManager.__exit__.__code__
@@ -94,7 +94,7 @@ class Handlers:
     def of_names(self, names: set[str]) -> None:
         """The same of the names in code."""
         stacks = self.stacks or any(kind.__name__ in names for kind in _STACKS)
-        self.lenient |= not _LENIENT.isdisjoint(names) or (stacks and not _PUSHED.isdisjoint(names))
+        self.lenient |= not LENIENT.isdisjoint(names) or (stacks and not _PUSHED.isdisjoint(names))
 
 
 def handler_since(end: types.CodeType, handlers: Handlers) -> str | None:

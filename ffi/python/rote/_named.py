@@ -212,7 +212,8 @@ class Named:
     ) -> bool:
         """Whether all that a function does with a list or dict is to ask how long it is, as a loop may with the one
         that its batches come from. Then its length is guarded, and not what is in it."""
-        if is_library_function(function) or name not in only_measured(function.__code__):
+        is_plain = not is_library_function(function) and "len" not in function.__globals__
+        if not is_plain or name not in only_measured(function.__code__):
             return False
         place = _Measured(container, key)
         if place.length < 0:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from . import _returns, _sources
+from ._frames import LENIENT
 from ._sources import Chain, Function, keep_source
 
 _MAKER = "what makes a function"  # no variable of a script is named so
@@ -19,7 +20,7 @@ for _name in __future__.all_feature_names:
 OF_ITS_OWN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 #: What these name, they may use at another time.
 LATER = (*OF_ITS_OWN, ast.GeneratorExp)
-_SWALLOWING = frozenset({"suppress", "raises", "assertRaises"})  # managers that let no error pass
+_SWALLOWING = LENIENT | {"raises"}  # managers that let no error pass
 
 
 def named(node: ast.AST) -> set[str]:

@@ -34,8 +34,9 @@ def position_in(frame: types.FrameType) -> Position:
 
 @by_identity
 def only_measured(code: types.CodeType) -> frozenset[str]:
-    """The variables of others that a function uses for nothing but `len(name)`."""
-    node = node_of(code)
+    """The variables of others that a function uses for nothing but Python's `len(name)`, if `len` is no other function
+    among its globals."""
+    node = None if "len" in (*code.co_varnames, *code.co_cellvars, *code.co_freevars) else node_of(code)
     every = [] if node is None else list(ast.walk(node))
     calls = [each for each in every if isinstance(each, ast.Call) and isinstance(each.func, ast.Name)]
     measured = {id(each.args[0]) for each in calls if ast.unparse(each.func) == "len" and len(each.args) == 1}
