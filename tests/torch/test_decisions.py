@@ -719,15 +719,18 @@ def test_lists_that_are_measured(own: bool) -> None:
         def of_pythons(x: Tensor) -> Tensor:
             return x * builtins.len(batches)
 
-        def by_its_name(x: Tensor) -> Tensor:
+        def by_its_name(x: Tensor, call: int = 0) -> Tensor:
             return x * len(batches)
 
-        step = capture(by_its_name if own else of_pythons)
-        for call in range(24):
-            batches[1] = 2.0 + call // 8
+        def decides(x: Tensor, call: int) -> Tensor:
+            return x * 2 if call % (len(batches) + 1) == 0 else x
+
+        step, other = capture(by_its_name if own else of_pythons), capture(decides)
+        for call in range(48):
+            batches[1] = 2.0 + min(call // 8, 2)
             if call == 16:
                 batches = [*batches, call]
-            yield step(torch.ones(4) * call)
+            yield step(torch.ones(4) * call), other(torch.ones(4), call)
 
     check_right(script)
 

@@ -225,7 +225,7 @@ class _Values:
     def length(self, chain: Chain) -> int:
         """How many items what names lead to has: `len(loader)`."""
         found = self._object(chain)
-        if "len" in self._function.__globals__:
+        if "len" in self._function.__globals__ or "len" in self._function.__code__.co_freevars:  # one of the script's
             raise _Unknown
         if type(found) not in _SIZED and not isinstance(found, torch.utils.data.DataLoader):
             raise _Unknown
