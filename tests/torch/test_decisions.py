@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 CALLS = 48
 EVERY = 3
-PERIODS = [1, 2, 3]
+PERIODS, STACK = (1, 2, 3), [1, 2, 3]
 PLAIN = types.SimpleNamespace(last=31)
 LOADER = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(23, 1)), batch_size=2)
 count = 0
@@ -133,6 +133,24 @@ def by_length(self: Trainer, x: Tensor, i: int) -> Any:
     loss = self.backward(x)
     if (i + 1) % len(PERIODS) == 0 or i % 24 == len(LOADER) - 1:
         self.update()
+    return loss
+
+
+def by_length_in_between(self: Trainer, x: Tensor, i: int) -> Any:
+    loss = self.backward(x)
+    STACK.append(1)
+    if i % len(STACK) == 0:
+        self.update()
+    STACK.pop()
+    return loss
+
+
+def by_a_setting_in_between(self: Trainer, x: Tensor, i: int) -> Any:
+    loss = self.backward(x)
+    self.settings.fill({"ev" + "ery": 3})
+    if i % self.settings.every == 0:
+        self.update()
+    self.settings.fill({"ev" + "ery": 5})
     return loss
 
 
@@ -322,7 +340,6 @@ FOLLOWED: dict[Callable[..., Any], int] = {  # and how many of the calls are rep
     unused: 40,
     with_a_stack: 30,
     by_length: 30,
-    with_an_answer: 30,
     by_keyword: 26,
     warms_up: 20,
     prints_now_and_then: 36,
@@ -539,7 +556,10 @@ def of_a_global(self: Trainer, x: Tensor) -> Any:
 
 
 RIGHT = [
+    with_an_answer,
     by_length_that_grows,
+    by_length_in_between,
+    by_a_setting_in_between,
     sets_by_name,
     sets_by_dict,
     sets_from_afar,

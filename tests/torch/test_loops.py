@@ -116,11 +116,11 @@ def accumulates(job: Job, loader: Batches, epoch: int) -> None:
 
 
 def completes_steps(job: Job, loader: Batches, epoch: int) -> Any:
-    completed, losses = 0, []
+    completed, losses, last = 0, [], len(loader) - 1
     for step, (x, y) in enumerate(loader):
         loss = F.cross_entropy(job.model(x), y) / 4
         loss.backward()
-        if step % 4 == 0 or step == len(loader) - 1:
+        if step % 4 == 0 or step == last:
             job.optimizer.step()
             job.optimizer.zero_grad()
             job.steps += 1

@@ -29,13 +29,14 @@ import torch
 
 from . import _code, _introspect, _returns
 from ._identity import by_identity
+from ._libraries import PACKAGES
 from ._return_places import DEFERRED, sees_variables
 from ._sources import Chain, Function, added_to, arguments, counted_later, names_in, nested, node_of
 
 ANSWERS = "answers about numbers"
 """The name of the argument that holds them. No argument of a function is named so."""
 _NUMBERS = (int, float, bool)
-_SIZED = (list, tuple, dict, set, str, range)  # and loaders
+_SIZED = (tuple, str, range)  # and loaders: a step may fill a list, ask for its length, and empty it again
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Mod, ast.FloorDiv)
 _COMPARED = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _MOST = 64  # answers
@@ -44,6 +45,8 @@ _SUPER = "super()"
 # Expressions with code of their own, which may run at another time.
 _INNER = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _SETS = ("_ATTR", "_GLOBAL", "_DEREF", "_NAME")
+# With these, code sets attributes that it does not name, or names in texts.
+_SETS_UNNAMED = frozenset({"vars", "__dict__", "globals", "cell_contents"})
 _SETS_BY_TEXT = frozenset({"setattr", "delattr", "__setattr__", "__delattr__"})
 
 
@@ -679,14 +682,18 @@ def _without(body: list[ast.stmt], dropped: set[str]) -> list[ast.stmt]:
 
 
 def _may_set(names: Set[str], functions: Iterable[types.FunctionType]) -> bool:
-    """Whether a function may set an attribute or a variable of these names, as far as names tell. Of what it sets
-    without naming it, :class:`Operand` tells when it has run."""
+    """Whether a function may set an attribute or a variable of these names. Of what installed packages set without
+    naming it, :class:`Operand` tells when they have run."""
     for function in functions:
         code, named = function.__code__, _code.names(function.__code__)
-        by_text = not _SETS_BY_TEXT.isdisjoint(named.attributes | set(named.globals))
+        asked = named.attributes | set(named.globals)
+        is_scripts = not code.co_filename.startswith(PACKAGES)
         if named.runs_text or not names.isdisjoint(_names_set(code)):
             return True
-        if by_text and not names.isdisjoint(named.texts):
+        if is_scripts and not _SETS_UNNAMED.isdisjoint(asked):
+            return True
+        may_name = not names.isdisjoint(named.texts) or (is_scripts and named.computes)
+        if may_name and not _SETS_BY_TEXT.isdisjoint(asked):
             return True
     return False
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import sys
+import sysconfig
 import types
 
 from . import _introspect
 
+PACKAGES = tuple(f"{sysconfig.get_path(name)}/" for name in ("purelib", "platlib"))
+"""Where packages are installed."""
 _ROOTS = ("torch", "numpy", "rote", "typing", "builtins")
 _NAMES_OF_STDLIB = frozenset(sys.stdlib_module_names)
 _STDLIB = str(types.__file__).rsplit("/", 1)[0] + "/"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import sysconfig
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +12,12 @@ from torch import nn
 from . import _facts, _fsdp, _introspect, _modules, _reach, _uses, _wrappers
 from ._bridge import bridge
 from ._frames import TORCH
+from ._libraries import PACKAGES
 from ._numbers import ARGUMENT
 
 if TYPE_CHECKING:
     from ._step import Step
 
-_PACKAGES = tuple(f"{sysconfig.get_path(name)}/" for name in ("purelib", "platlib"))
 _Named = list[tuple[str, Any]]
 
 
@@ -31,7 +30,7 @@ def much_code(modules: list[tuple[str, nn.Module]]) -> bool:
 
 def _is_of_package(kind: type) -> bool:
     file = getattr(sys.modules.get(_introspect.module_of(kind)), "__file__", None)
-    return isinstance(file, str) and file.startswith(_PACKAGES) and not file.startswith(TORCH)
+    return isinstance(file, str) and file.startswith(PACKAGES) and not file.startswith(TORCH)
 
 
 class Survey:
