@@ -1,7 +1,8 @@
 //! What is known of ops by their names: which may raise for other data than they were recorded with, which allocate
-//! without writing, which go element by element, which count from the start of a storage.
+//! without writing, which go element by element, which count from the start of a storage, which do not write what they
+//! declare.
 
-use rote_plans::{Instr, Plan, keeps_to_arguments};
+use rote_plans::{Arg, Instr, Plan, Range, keeps_to_arguments};
 
 use crate::liveness::{for_each_out, for_each_written};
 
@@ -25,6 +26,16 @@ const ELEMENT_WISE: &[&str] = &[
     "softplus", "leaky_relu", "elu", "maximum", "minimum", "clamp", "clamp_min", "clamp_max", "addcmul", "addcdiv",
     "silu_backward", "gelu_backward", "sigmoid_backward", "tanh_backward", "threshold_backward", "add", "sub", "mul",
     "div", "pow", "lerp", "where", "hypot", "atan2", "square",
+];
+
+/// Optimizer steps over lists of tensors: parameters, gradients, states. Their schemas
+/// declare gradients written, which the kernels do only to unscale them: if the last
+/// argument but one (`grad_scale`) is given.
+const FUSED_STEPS: &[&str] = &[
+    "aten::_fused_adam_",
+    "aten::_fused_adamw_",
+    "aten::_fused_sgd_",
+    "aten::_fused_adagrad_",
 ];
 
 /// Ops that count from the start of their argument's storage, not of the argument, and
@@ -137,4 +148,31 @@ fn may_raise_by_name(name: &str, integers: bool) -> bool {
 pub(crate) fn element_wise(op: &str) -> bool {
     let name = op.strip_prefix("aten::");
     name.is_some_and(|name| ELEMENT_WISE.contains(&name))
+}
+
+/// Whether an op, or each op of a list (`_foreach_`), goes element by element, in place
+/// or not: its results are the same wherever its arguments start.
+pub(crate) fn goes_by_elements(op: &str) -> bool {
+    let Some(name) = op.strip_prefix("aten::") else {
+        return false;
+    };
+    let name = name.strip_prefix("_foreach_").unwrap_or(name);
+    let name = name.strip_suffix('_').unwrap_or(name);
+    ELEMENT_WISE.contains(&name)
+}
+
+/// The gradients of an optimizer step that reads them and leaves them as they are,
+/// whatever its schema declares: a list of values. None for all else.
+pub(crate) fn leaves_gradients(plan: &Plan, instr: &Instr) -> Option<Range> {
+    let Instr::Local { op, args, .. } = instr else {
+        return None;
+    };
+    let op = plan.str(*op);
+    let name = op.split_once('.').map_or(op, |(name, _)| name);
+    match plan.args[args.indices()] {
+        [_, Arg::Values(gradients), .., Arg::None, _] if FUSED_STEPS.contains(&name) => {
+            Some(gradients)
+        }
+        _ => None,
+    }
 }

@@ -12,7 +12,7 @@ use super::lacking::SomeOps;
 use super::{PASSES, Program, Selection, optimize};
 use rote_tracer::event::{ArgEvent, OpEvent};
 use rote_tracer::sample::{
-    self, Tensor, collective, in_place, op, program, read, record, recorder, tensor,
+    self, Tensor, collective, in_place, op, program, read, record, recorder, tensor, written,
 };
 
 fn passes(names: &str) -> Selection {
@@ -272,6 +272,99 @@ fn views_of_a_copy_become_views_of_its_source() {
     assert_eq!(ops(&found.plan), ["neg", "exp"]);
     let view = found.plan.values.iter().find(|v| v.offset == 18);
     assert!(view.is_some_and(|v| found.plan.values[v.root as usize].storage_bytes == 128));
+}
+
+/// How many ops of this name are left.
+fn left(plan: &Plan, name: &str) -> usize {
+    ops(plan).iter().filter(|op| **op == name).count()
+}
+
+#[test]
+fn what_reads_a_copy_into_a_tensor_reads_its_source() {
+    let (x, bucket) = (tensor(1, &[8]), tensor(2, &[8]));
+    let [gradient, out] = [3, 4].map(|storage| tensor(storage, &[3]));
+    let part = bucket.view(&[3], &[1], 1); // not aligned
+    let half = gradient.view(&[2], &[1], 0);
+    let steps = [
+        op("aten::neg", &[&x], &[&bucket]),
+        op("aten::nonsense", &[&x], &[&gradient]),
+        in_place("aten::copy_", &gradient, &[&part]),
+        op("aten::exp", &[&gradient], &[&out]),
+    ];
+    let with = |at: usize, more: OpEvent<'_>| -> Program {
+        let mut steps: Vec<OpEvent<'_>> = steps.to_vec();
+        steps.insert(at, more);
+        run("copies", &steps, &[&out], &[&x])
+    };
+    let found = run("copies", &steps, &[&out], &[&x]).plan;
+    assert_eq!(ops(&found), ["neg", "nonsense", "exp"]);
+    let is_op = |instr: &&Instr| matches!(instr, Instr::Local { .. });
+    let exp = found.instrs.iter().rfind(is_op).expect("exp");
+    let read = sample::touched(&found, exp)[0];
+    assert_eq!(found.values[read as usize].offset, 1);
+    // The caller has it.
+    let returned = run("copies", &steps, &[&out, &gradient], &[&x]).plan;
+    assert_eq!(left(&returned, "copy_"), 1);
+    // One of the two is written before the last reader; before or after that matters to none.
+    for (at, kept) in [(2, 0), (3, 1), (4, 0)] {
+        let found = with(at, in_place("aten::zero_", &bucket, &[]));
+        assert_eq!(left(&found.plan, "copy_"), kept, "{at}");
+    }
+    let found = with(3, in_place("aten::zero_", &gradient, &[]));
+    assert_eq!(left(&found.plan, "copy_"), 1);
+    // Somebody reads a part of it, or does not go by elements.
+    let other = tensor(5, &[2]);
+    assert_eq!(
+        left(&with(3, op("aten::sin", &[&half], &[&other])).plan, "copy_"),
+        1
+    );
+    let other = tensor(5, &[3]);
+    for (name, kept) in [
+        ("aten::sin", 0),
+        ("aten::_foreach_sin", 0),
+        ("aten::cumsum", 1),
+    ] {
+        let found = with(3, op(name, &[&gradient], &[&other]));
+        assert_eq!(left(&found.plan, "copy_"), kept, "{name}");
+    }
+    // What is aligned, anybody takes.
+    let begin = bucket.view(&[3], &[1], 0);
+    let aligned = [
+        steps[0].clone(),
+        op("aten::nonsense", &[&x], &[&gradient]),
+        in_place("aten::copy_", &gradient, &[&begin]),
+        op("aten::cumsum", &[&gradient], &[&out]),
+    ];
+    let found = run("copies", &aligned, &[&out], &[&x]).plan;
+    assert_eq!(ops(&found), ["neg", "nonsense", "cumsum"]);
+}
+
+#[test]
+fn a_fused_optimizer_step_leaves_gradients() {
+    let x = tensor(1, &[8]);
+    let bucket = tensor(2, &[8]);
+    let part = bucket.view(&[3], &[1], 1);
+    let [weight, gradient] = [3, 4].map(|storage| tensor(storage, &[3]));
+    let steps = |grad_scale: ArgEvent<'static>| {
+        let mut fused = op("aten::_fused_sgd_", &[], &[]);
+        fused.args = vec![
+            written(ArgEvent::Tensors(vec![weight.event()])),
+            written(ArgEvent::Tensors(vec![gradient.event()])),
+            read(ArgEvent::Float(0.1)),
+            read(grad_scale),
+            read(ArgEvent::None),
+        ];
+        let steps = [
+            op("aten::neg", &[&x], &[&bucket]),
+            op("aten::nonsense", &[&x], &[&weight]),
+            op("aten::nonsense", &[&x], &[&gradient]),
+            in_place("aten::copy_", &gradient, &[&part]),
+            fused,
+        ];
+        run("copies", &steps, &[&weight], &[&x]).plan
+    };
+    assert_eq!(left(&steps(ArgEvent::None), "copy_"), 0);
+    assert_eq!(left(&steps(ArgEvent::Float(2.0)), "copy_"), 1);
 }
 
 #[test]

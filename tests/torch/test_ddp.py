@@ -27,13 +27,13 @@ CALLS = 32  # DDP makes its buckets anew in its second iteration, and two record
 
 
 class Net(nn.Module):
-    def __init__(self, norm: str = "layer", dropout: float = 0.0, checkpoints: bool = False) -> None:
+    def __init__(self, norm: str = "layer", dropout: float = 0.0, checkpoints: bool = False, width: int = 32) -> None:
         super().__init__()
-        self.up = nn.Linear(8, 32)
-        self.norm = nn.BatchNorm1d(32) if norm == "batch" else nn.LayerNorm(32)
+        self.up = nn.Linear(8, width)
+        self.norm = nn.BatchNorm1d(width) if norm == "batch" else nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
-        self.middle = nn.Linear(32, 32)
-        self.down = nn.Linear(32, 4)
+        self.middle = nn.Linear(width, width)
+        self.down = nn.Linear(width, 4)
         self.checkpoints = checkpoints
 
     def forward(self, x: Tensor) -> Tensor:
@@ -94,6 +94,7 @@ class Setting:
 
 VIEWS = {"gradient_as_bucket_view": True}
 STATIC = {"static_graph": True}
+UNALIGNED = partial(Net, width=29)
 SETTINGS = {
     "default": Setting(),
     "one bucket": Setting({"bucket_cap_mb": 25}),
@@ -117,6 +118,14 @@ SETTINGS = {
     "fused": Setting(VIEWS, optimizer=partial(adamw, fused=True)),
     "one by one": Setting(optimizer=partial(adamw, foreach=False)),
     "half": Setting(VIEWS, net=lambda: Net().bfloat16()),
+    # Gradients begin anywhere in the buckets, and optimizers read them there.
+    "unaligned": Setting(net=UNALIGNED, optimizer=partial(adamw, fused=True)),
+    "unaligned, one by one": Setting(net=UNALIGNED, optimizer=partial(adamw, foreach=False)),
+    "unaligned, foreach": Setting(net=UNALIGNED, optimizer=partial(adamw, foreach=True)),
+    "unaligned, zeroed": Setting(net=UNALIGNED, optimizer=partial(adamw, fused=True), none=False),
+    "unaligned, momentum": Setting(
+        net=UNALIGNED, optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
+    ),
 }
 
 
