@@ -112,6 +112,7 @@ PYBIND11_MODULE(bridge, module) {
   add("begin_graph", begin_graph);
   add("end_edge", end_edge);
   add("attach_region", attach_region);
+  add("is_plain_call", is_plain_call);
 
   // A parameter as `torch.autocast` casts it now for the ops of its list of lower precision: the cast that autocast keeps
   // until its context ends, if it keeps one.

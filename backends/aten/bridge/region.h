@@ -1,5 +1,8 @@
 // The node of autograd that stands for a region in the caller's graph (`_region.py`).
 #pragma once
+#include <ATen/SavedTensorHooks.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/tensor.h>
@@ -13,9 +16,19 @@
 #include <utility>
 #include <vector>
 
+#include "observe.h"
 #include "values.h"
 
 namespace rote {
+
+// Whether nothing is set in this thread that a region has to look at: no recording, no transform of torch.func, no
+// hooks for saved tensors and no ban on them, no autocast.
+inline bool is_plain_call() {
+  const auto keys = c10::impl::tls_local_dispatch_key_set();
+  const c10::DispatchKeySet looking({kObserved, c10::DispatchKey::FuncTorchDynamicLayerFrontMode});
+  return !keys.included_.has_any(looking) && keys.excluded_.has_all(c10::autocast_dispatch_keyset) &&
+         at::SavedTensorDefaultHooks::is_enabled() && !at::SavedTensorDefaultHooks::get_hooks(false);
+}
 
 // How many of the saved tensors, from the first on, the caller has passed, and how many the forward has made. All others
 // are saved only so that writes to them are found.

@@ -110,7 +110,7 @@ class Carried:
     """The places of a step."""
 
     def __init__(self) -> None:
-        self._places: dict[tuple[int, Any], Place] = {}  # by the identities of containers, and of keys
+        self.places: dict[tuple[int, Any], Place] = {}  # by the identities of containers, and of keys
         # What candidates have held at the last recording that met them, by identity, and how often that was something
         # else.
         self._last: dict[tuple[int, Any], tuple[int, int]] = {}
@@ -121,22 +121,22 @@ class Carried:
 
     def __contains__(self, place: tuple[Any, Any]) -> bool:
         """Whether an entry of a container is one."""
-        return by_identity(*place) in self._places
+        return by_identity(*place) in self.places
 
     def __iter__(self) -> Iterator[Place]:
-        return iter(self._places.values())
+        return iter(self.places.values())
 
     def __bool__(self) -> bool:
-        return bool(self._places)
+        return bool(self.places)
 
     def add(self, found: Iterable[Place]) -> bool:
         """Adds places. False: there are none, or too many."""
         new = {by_identity(each.container, each.key): each for each in found}
-        new = {key: each for key, each in new.items() if key not in self._banned and key not in self._places}
-        if not new or len(self._places) + len(new) > _MOST:
+        new = {key: each for key, each in new.items() if key not in self._banned and key not in self.places}
+        if not new or len(self.places) + len(new) > _MOST:
             return False
         for key, each in new.items():
-            self._places[key] = each._replace(path=unique_path(each.path, object(), self._names))
+            self.places[key] = each._replace(path=unique_path(each.path, object(), self._names))
         return True
 
     def replaced(self, candidates: Candidates, known: Set[int]) -> list[Changed]:
@@ -163,7 +163,7 @@ class Carried:
     def drop(self, gone: Iterable[Place]) -> None:
         """Forgets places."""
         for each in gone:
-            self._places.pop(by_identity(each.container, each.key), None)
+            self.places.pop(by_identity(each.container, each.key), None)
 
     def ban(self, changed: Iterable[Place]) -> None:
         """Forgets places for good that are of no use: as an argument, what they hold must not change."""
@@ -187,7 +187,7 @@ class Carried:
     def beyond(self, met: set[tuple[int, Any]]) -> list[Place]:
         """The places that are none of those that were met in reach, as :func:`by_identity` has them. Those of an
         argument stay while there is somebody else who holds them: another call may have that argument again."""
-        return [each for key, each in self._places.items() if key not in met and not _may_come_again(each)]
+        return [each for key, each in self.places.items() if key not in met and not _may_come_again(each)]
 
     def moved(self, kwargs: Mapping[str, Any]) -> list[Place]:
         """The places into which a call with these arguments has put something else."""

@@ -88,6 +88,12 @@ class Region(Part):
     def call(self, args: Any, kwargs: Any) -> Any:
         if self.in_place and (replaced := _replaced(self.function)) is not None:
             return replaced(*args, **kwargs)
+        if self.kind is not None and not self._hidden and _is_plain_call():
+            with self._lock:
+                args = ([], *args)
+                result = self._handle(args, kwargs)
+                plan, self._found = self._found, None
+                return result if plan is None else plan.attach(result, args, kwargs, False)
         if _record.in_step() or not _can_be_cut():
             return self.function(*args, **kwargs)
         autocast = _autocast()
@@ -455,6 +461,12 @@ def _replaced(method: Any) -> Any:
     """What the class of an object has in the place of a method now, if that is another one."""
     now: Any = getattr(type(method.__self__), method.__name__)
     return None if now is method.__func__ else types.MethodType(now, method.__self__)
+
+
+def _is_plain_call() -> bool:
+    """Whether the caller neither is recorded nor has set anything that regions look at."""
+    plain: bool = _bridge.bridge().is_plain_call()
+    return plain and torch._C._functorch.peek_interpreter_stack() is None
 
 
 def _can_be_cut() -> bool:

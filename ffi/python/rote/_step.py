@@ -279,7 +279,7 @@ class Step:
             self._enter_world()
         if self.decisions is not None and (seen := self.decisions.seen(args, kwargs)) is not None:
             args, kwargs = seen
-        if carried := self.unread.carried:
+        if (carried := self.unread.carried).places:
             kwargs = carried.with_values(kwargs)
         if (self._verify > 0 or self._verify_every > 0) and not self._stopped and not self._nested():
             self._until -= 1
