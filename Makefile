@@ -1,6 +1,6 @@
 # make setup   .venv/ with pinned torch and the rote wheel in it
 # make demo    a small Llama trained on 2 processes, eager and replayed
-# make test    every test, Rust and Python
+# make test    every test, Rust and Python, with a few of `make test-wild`
 # make test-versions  the bridge and the tests of soundness on each supported
 #              version of PyTorch, and on each Python from 3.11 on that is found
 #              (about 5 GB of downloads each, one after the other)
@@ -61,9 +61,10 @@ check: lint
 	cargo test --workspace --exclude rote-ffi
 	ROTE_PASSES=default $(PYTEST) -q $(KEPT) $(HELD)
 
-test: setup
+test: setup target/wild/.stamp
 	ROTE_LIBRARY=$(abspath $(TARGET))/release/librote.so cargo test --workspace
 	$(PYTEST) tests/torch
+	target/wild/bin/python -m pytest -q -n 2 $(foreach test,$(WILD_SLICE),'$(test)')
 
 # Every pass that keeps bits by itself, over all that holds whatever the passes
 # are: about an hour.
@@ -79,6 +80,11 @@ test-all: test test-passes test-wild
 	scripts/miri.sh
 	scripts/fuzz.sh
 	scripts/audit.sh
+
+# One of each framework.
+WILD_SLICE := $(addprefix tests/torch/test_integrations.py::, test_accelerate test_trainer_of_hugging_face \
+  test_lightning test_torchtitan) \
+  $(addprefix tests/torch/test_loops_of_accelerate.py::test_replayed, [sums_and_logs-1] [within_accumulate-2])
 
 # In a virtual environment of its own, which finds torch and rote in .venv/.
 test-wild: setup target/wild/.stamp
