@@ -88,6 +88,7 @@ class Naming(abc.ABC):
         self.args, self.kwargs = args, kwargs
         self.leaves: list[tuple[str, Any]] = []
         self.specs = _record.Specs(session)
+        self.with_graphs: list[tuple[str, torch.Tensor]] = []  # arguments with graphs from outside of the step
         self.versions: list[tuple[torch.Tensor, int, int]] = []  # of named tensors, and their local ones
         self.grads: list[tuple[str, torch.Tensor, torch.Tensor | None]] = []
 
@@ -113,13 +114,8 @@ class Naming(abc.ABC):
                 self._track_grad(path, tensor, NO_INDEX)
         for i, (path, leaf) in enumerate(self.leaves):
             if isinstance(leaf, torch.Tensor):
-                with_graph = leaf.requires_grad and not leaf.is_leaf and torch.is_grad_enabled()
-                if with_graph and not self._is_region:
-                    self.refuse(
-                        "",
-                        f"takes {path}, which carries an autograd graph from outside the step",
-                        f"pass {path}.detach(), or compute {path} inside the captured function",
-                    )
+                if leaf.requires_grad and not leaf.is_leaf and not self._is_region:
+                    self.with_graphs.append((path, leaf))
                 self.name(BINDING_ARG, path, leaf, leaf, i)
                 self._track_grad(path, leaf, i)
 

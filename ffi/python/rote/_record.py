@@ -771,22 +771,39 @@ class Watch:
         return dispatch
 
     def used_up(self, node: Any) -> bool:
-        """Whether a backward pass of this recording has used a graph up."""
-        seen: set[Any] = set()
-        pending = list(self._roots)
-        while pending:
-            current = pending.pop()
-            if current in seen:
-                continue
-            seen.add(current)
-            pending.extend(following for following, _ in current.next_functions if following is not None)
-        return node in seen
+        """Whether a backward pass of this recording has used a graph up: the node itself, or one that any pass from the
+        node meets, and that has freed what it had saved."""
+        used = _reached(self._roots)
+        return node in used or any(each in used and _has_freed(each) for each in _reached([node]))
 
     def forget(self) -> None:
         """Drops the tensors and graphs that were held."""
         self.gradients = []
         self._roots.clear()
         self._states.clear()
+
+
+def _reached(nodes: list[Any]) -> set[Any]:
+    """All nodes of the graphs that begin at these."""
+    seen: set[Any] = set()
+    pending = list(nodes)
+    while pending:
+        current = pending.pop()
+        if current not in seen:
+            seen.add(current)
+            pending.extend(following for following, _ in current.next_functions if following is not None)
+    return seen
+
+
+def _has_freed(node: Any) -> bool:
+    """Whether a node of autograd that has run has freed tensors which it had saved: it raises if it runs again."""
+    saved = [name.removeprefix("_raw") for name in dir(node) if name.startswith("_raw_saved_")]
+    for name in saved:
+        try:
+            getattr(node, "saved_tensors" if name == "_saved_tensors" else name, None)
+        except RuntimeError:
+            return True
+    return False
 
 
 def run(

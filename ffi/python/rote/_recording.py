@@ -66,6 +66,7 @@ from ._numbers import (
     TUPLE_ITEM,
     WORLD,
 )
+from ._outside import OutsideGraphs
 from ._policy import without_ops
 from ._reach import Reach
 from ._sources import position_in, sets_generator
@@ -233,6 +234,7 @@ class Recording(Naming):
         structure = self._open_arguments()
         resumed = self._resume()
         self.name_all()
+        self._watch.more.append(OutsideGraphs(self.with_graphs, self.refuse).patches)
         extents = self.extents()
         self.check_storages(extents)
         given = _containers.all_of((self.args, self.kwargs))
