@@ -575,6 +575,27 @@ def leaves_a_block_early(self: Trainer, x: Tensor, y: Tensor) -> Any:
     return loss.item() if self.steps % 2 else scale
 
 
+def returns_within_a_block(self: Trainer, x: Tensor, y: Tensor) -> Any:
+    with self.every.block():
+        begin = len(self.log)
+        loss = F.cross_entropy(self.model(x), y)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.log.append(begin)
+        return begin, loss.detach()
+
+
+def is_named_and_returns_within_a_block(self: Trainer, x: Tensor, y: Tensor) -> Any:
+    with self.every as every:
+        times = str(every.calls)
+        loss = F.cross_entropy(self.model(x), y)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return times, loss.item()
+
+
 class WithBase(Trainer):
     def step(self, x: Tensor, y: Tensor) -> Any:
         _, loss = super().update(x, y)
@@ -614,6 +635,8 @@ BODIES: list[Callable[..., Any]] = [
     added_up_before,
     WithBase.step,
     under_a_manager_with_a_name,
+    returns_within_a_block,
+    is_named_and_returns_within_a_block,
 ]
 #: With a front.
 WITH_FRONT: list[Callable[..., Any]] = [

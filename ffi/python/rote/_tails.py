@@ -335,7 +335,7 @@ def _left(
     captured = {name for each in walk(first) if isinstance(each, LATER) for name in seen_by(each)}
     if captured & own & set_last:
         return None  # by functions that may be called later
-    live = Liveness(last).at_begin
+    live = Liveness(assembled(copy.deepcopy(last))).at_begin
     used = [name for name in mentioned(last) if name in own and name in set_first and name in live]
     chains = {name: chain for name, chain in _chains(first, own).items() if name in used}
     used = [name for name in used if name not in anew]
