@@ -1033,6 +1033,44 @@ def test_a_forward_that_the_class_replaces() -> None:
     check_left(script)
 
 
+class Wrapping(nn.Module):
+    """Wraps the forward of each class that is made of it, as layers of transformers do."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        forward = cls.forward
+
+        def wrapped(self: Any, *args: Any) -> Any:
+            return forward(self, *args) + 1
+
+        cls.forward = wrapped  # type: ignore[method-assign, assignment]
+
+
+class Block(Wrapping):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = Dense()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dense(x)  # type: ignore[no-any-return]
+
+
+def test_a_class_that_is_made_anew_before_the_first_call() -> None:
+    """`fully_shard` makes one."""
+
+    def script(capture: Capture) -> Calls:
+        def and_then(block: Any) -> Any:
+            handle = capture(block)
+            block.__class__ = type("FSDPBlock", (Block,), {})
+            return handle
+
+        model = Wrapped(Block())
+        yield from trained(and_then, model, inputs(STEPS, 4, 8))
+        return model
+
+    check_regions(script)
+
+
 HOOKS: dict[str, Callable[[Tensor], Tensor]] = {
     "rounds": lambda tensor: tensor.half().float(),
     "copies": torch.clone,

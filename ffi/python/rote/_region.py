@@ -69,7 +69,7 @@ class Region(Part):
         # The backward has its plan later than the forward.
         super().__init__(function, state, verify=verify + _BEHIND if verify > 0 else verify, **options)
         self._options = options
-        self.in_place = False  # it stands where its method was, which the class may replace
+        self.in_place = False  # it stands for the forward of a module's class, which may have another one later
         self.kind: Hashable = None  # equal for regions that may share a plan; known once the region is called
         # Of settings of autocast that a call was seen under: the parameters that are cast; None if calls stay eager.
         self._casts: dict[Any, list[torch.Tensor] | None] = {}
@@ -87,7 +87,9 @@ class Region(Part):
 
     def call(self, args: Any, kwargs: Any) -> Any:
         if self.in_place and (replaced := _replaced(self.function)) is not None:
-            return replaced(*args, **kwargs)
+            if self.kind is not None:
+                return replaced(*args, **kwargs)
+            self.function = replaced  # before the first call: `fully_shard` gives a module another class
         if self.kind is not None and not self._hidden and _is_plain_call():
             with self._lock:
                 args = ([], *args)
@@ -458,8 +460,8 @@ def _backward() -> None:
 
 
 def _replaced(method: Any) -> Any:
-    """What the class of an object has in the place of a method now, if that is another one."""
-    now: Any = getattr(type(method.__self__), method.__name__)
+    """What the class of a module has in the place of its forward now, if that is another function."""
+    now: Any = type(method.__self__).forward
     return None if now is method.__func__ else types.MethodType(now, method.__self__)
 
 
