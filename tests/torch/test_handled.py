@@ -155,6 +155,39 @@ def test_ways_that_handlers_took_are_not_recorded(body: Callable[[Tensor, Tensor
         assert any("and the step handled the error" in refusal for refusal in stats.refusals), stats
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("told", [(), (IndexError,)])
+def test_suppress_swallows_what_it_is_told(told: tuple[type[Exception], ...]) -> None:
+    """Scripts enter one that is told nothing where others enter autocast."""
+
+    def script(capture: Capture) -> Calls:
+        torch.manual_seed(2)
+        words = nn.Parameter(torch.randn(4, 2))
+        seen = torch.zeros(())
+        manager: Any = functools.partial(contextlib.suppress, *told) if told else contextlib.suppress
+
+        def step(i: Tensor) -> Tensor:
+            seen.add_(1)
+            loss = words.sum()
+            with manager():
+                loss = nn.functional.embedding(i, words).square().sum()
+            loss.backward()
+            with torch.no_grad():
+                words.sub_(words.grad, alpha=0.1)
+            words.grad = None
+            return loss.detach()
+
+        captured = capture(step, state=[words, seen], tail=False)
+        for call in range(CALLS):
+            yield attempt(lambda: captured(torch.tensor([9 if call in BAD else 1]))), seen.clone()  # noqa: B023
+        return {"words": words}
+
+    run = check_right(script)
+    if not ORACLE_ONLY:
+        stats = run.stats[-1][0]
+        assert bool(stats.refusals) == bool(told) and bool(stats.replays) != bool(told), stats
+
+
 class Swallowing:
     """A manager of the user's own."""
 

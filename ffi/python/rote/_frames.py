@@ -10,6 +10,7 @@ import inspect
 import itertools
 import sys
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,13 +24,12 @@ from ._native import c_text
 TORCH = f"{torch.__path__[0]}/"
 _ROTE = f"{__file__.rsplit('/', 1)[0]}/"
 
-# Of the library, these swallow errors, or may.
-_SWALLOWING = (contextlib.suppress,)
 # These swallow what a manager in them swallows, which is in reach itself, or a function that was pushed.
 _STACKS = (contextlib.ExitStack, contextlib.AsyncExitStack)
 _PUSHED = frozenset({"push", "push_async_exit"})
 _OF_GENERATORS = (contextlib._GeneratorContextManager, contextlib._AsyncGeneratorContextManager)
-LENIENT = frozenset({kind.__name__ for kind in _SWALLOWING} | {"assertRaises", "assertRaisesRegex", "subTest"})
+_OF_TESTS = frozenset({"assertRaises", "assertRaisesRegex", "subTest"})
+LENIENT = _OF_TESTS | {contextlib.suppress.__name__}
 # Managers made by `contextlib.contextmanager`.
 _ENTERS = contextlib._GeneratorContextManager.__enter__.__code__
 _LEAVES = contextlib._GeneratorContextManager.__exit__.__code__
@@ -67,6 +67,8 @@ class Handlers:
     """What may handle errors, of all that a step can reach, beside ``except``."""
 
     lenient: bool = False  # whether some manager may swallow errors
+    suppresses: bool = False  # whether `contextlib.suppress` is there: it swallows what it is told to
+    suppressing: int = 0  # how many of these are entered now that are told anything
     stacks: bool = False  # whether there are stacks of managers
     called_by_c: dict[int, types.CodeType] = dataclasses.field(default_factory=dict)  # methods whose errors C handles
 
@@ -78,7 +80,12 @@ class Handlers:
         if kind in _STACKS:
             self.stacks = True
             return
-        self.lenient |= kind in _SWALLOWING or any(_may_handle(names[leave]) for leave in _LEAVING if leave in names)
+        if kind is contextlib.suppress:
+            self.suppresses = True
+            return
+        self.lenient |= issubclass(kind, contextlib.suppress) or any(
+            _may_handle(names[leave]) for leave in _LEAVING if leave in names
+        )
         for name in _CALLED_BY_C:
             method: Any = names.get(name)
             while type(method) in _WRAPPERS:
@@ -94,7 +101,34 @@ class Handlers:
     def of_names(self, names: set[str]) -> None:
         """The same of the names in code."""
         stacks = self.stacks or any(kind.__name__ in names for kind in _STACKS)
-        self.lenient |= not LENIENT.isdisjoint(names) or (stacks and not _PUSHED.isdisjoint(names))
+        self.suppresses |= contextlib.suppress.__name__ in names
+        self.lenient |= not _OF_TESTS.isdisjoint(names) or (stacks and not _PUSHED.isdisjoint(names))
+
+    @contextlib.contextmanager
+    def watch_suppress(self) -> Iterator[None]:
+        """Within, those that are entered are counted."""
+        kind: Any = contextlib.suppress
+        enter, leave = kind.__enter__, kind.__exit__
+
+        def entering(manager: Any) -> Any:
+            self.suppressing += bool(manager._exceptions)
+            return enter(manager)
+
+        def leaving(manager: Any, *error: Any) -> Any:
+            self.suppressing -= bool(manager._exceptions)
+            return leave(manager, *error)
+
+        kind.__enter__, kind.__exit__ = entering, leaving
+        try:
+            yield
+        finally:
+            kind.__enter__, kind.__exit__ = enter, leave
+            self.suppressing = 0
+
+    @property
+    def may_swallow(self) -> bool:
+        """Whether a manager that is entered now may swallow errors."""
+        return self.lenient or (self.suppresses and self.suppressing > 0)
 
 
 def handler_since(end: types.CodeType, handlers: Handlers) -> str | None:
@@ -121,7 +155,7 @@ def _handles(frame: types.FrameType, handlers: Handlers) -> bool:
     if code.co_name in _CALLED_BY_C or address(code) in handlers.called_by_c:
         return True
     at = frame.f_lasti
-    return any(start <= at < stop and (catches or handlers.lenient) for start, stop, catches in _regions(code))
+    return any(start <= at < stop and (catches or handlers.may_swallow) for start, stop, catches in _regions(code))
 
 
 def _resumes_generator(frame: types.FrameType) -> bool:
@@ -186,7 +220,9 @@ def may_swallow(manager: Any) -> bool:
     if kind in _OF_GENERATORS:
         code = getattr(manager.gen, "gi_code", None)
         return code is None or _is_lenient_code(code)
-    return kind in (*_SWALLOWING, *_STACKS) or _may_handle(inspect.getattr_static(kind, "__exit__", None))
+    if kind is contextlib.suppress:
+        return bool(manager._exceptions)
+    return kind in _STACKS or _may_handle(inspect.getattr_static(kind, "__exit__", None))
 
 
 @by_identity

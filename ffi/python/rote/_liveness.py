@@ -47,6 +47,8 @@ class Liveness:
                 return (after - {name for each in targets for name in plain_names(each)}) | _read(value, *targets)
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
                 return (after - {name}) | _read(value)
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                return (after - {name}) | _read(node)
             case ast.If(test=test, body=body, orelse=otherwise):
                 return _read(test) | self._before(body, after, ways) | self._before(otherwise, after, ways)
             case ast.With(items=items, body=body):

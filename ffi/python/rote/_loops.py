@@ -19,7 +19,6 @@ from . import _rewrite
 from ._blocks import source_of
 from ._liveness import Liveness
 from ._rewrite import LATER, OF_ITS_OWN, loaded, may_swallow, mentioned, names_set, plain_names, stored, walk
-from ._sources import Function
 
 Loop = ast.For | ast.While
 _TURN = "turn {}"  # no variable of a script is named so, nor any of those below
@@ -44,21 +43,56 @@ def remade(function: Any, capture: Callable[[types.FunctionType], Callable[..., 
             "otherwise than by their names (locals, eval)"
         )
     plain, node, _ = source
-    return _rewrite.in_place(function, _Function(plain, node, capture).made())
+    node = copy.deepcopy(node)
+    loops = _Loops(plain, _rewrite.statements(node), _rewrite.own_names(plain.__code__, node), frozenset(), capture)
+    body = loops.made(_rewrite.arguments(node))
+    whole = _rewrite.function_with(node, body, body[0])
+    made = _rewrite.made_of(plain, whole, more=loops.used)
+    if made is None:
+        raise NotCapturedError("its source cannot be compiled again")
+    return _rewrite.in_place(function, made)
 
 
-class _Function:
-    """A function that is being made anew."""
+def remade_text(
+    text: types.FunctionType,
+    module: ast.Module,
+    seen: Set[str],
+    capture: Callable[[types.FunctionType], Callable[..., Any]],
+) -> dict[str, Any]:
+    """Puts what ``capture`` makes of the turns of its loops into the text of a module, outside of its functions. Raises
+    :class:`NotCapturedError`. ``text``: stands for the text, as a function with the variables of the module for its
+    globals; ``seen``: the variables of the module that its functions may use. Returns what else the module needs."""
+    if not trains(module.body):
+        raise NotCapturedError("it has no loop that trains")
+    chosen = _chosen(module.body)
+    own = set[str]().union(*(names_set([each]) for each in chosen)) - seen
+    loops = _Loops(text, module.body, own, seen, capture)
+    module.body = loops.made(set())
+    return {name: cell.cell_contents for name, cell in loops.used.items()}
+
+
+def trains(body: list[ast.stmt]) -> bool:
+    """Whether loops in statements train: loops that the statements themselves run."""
+    return any(isinstance(each, Loop) and _trains(each) for each in outer_nodes(body))
+
+
+class _Loops:
+    """Statements whose loops are being captured: those of a function, or the text of a module."""
 
     def __init__(
-        self, function: types.FunctionType, node: Function, capture: Callable[[types.FunctionType], Callable[..., Any]]
+        self,
+        function: types.FunctionType,
+        body: list[ast.stmt],
+        own: Set[str],
+        shared: Set[str],
+        capture: Callable[[types.FunctionType], Callable[..., Any]],
     ) -> None:
+        """``own``: the variables that nobody else uses; ``shared``: the globals that the statements may set."""
         self._function = function
-        self._node = copy.deepcopy(node)
         self._capture = capture
-        self._body = _rewrite.statements(self._node)
-        self._own = _rewrite.own_names(function.__code__, node)
-        self._more: dict[str, types.CellType] = {}  # what the new function uses beside its variables
+        self._body = body
+        self._own = own
+        self._more: dict[str, types.CellType] = {}
         self._why: list[str] = []
         every = list(walk(self._body))
         self._chosen = set(map(id, _chosen(self._body)))
@@ -68,17 +102,20 @@ class _Function:
         self._nonlocal = {name for each in every if isinstance(each, ast.Nonlocal) for name in each.names}
         self._live = Liveness(self._body)
         self._declared: list[ast.stmt] = [each for each in every if isinstance(each, ast.Global | ast.Nonlocal)]
+        if shared:
+            self._declared.append(ast.Global(sorted(shared & {*_rewrite.mentioned(self._body)})))
 
-    def made(self) -> types.FunctionType:
-        """The new function."""
-        body, _ = self._block(self._body, _rewrite.arguments(self._node), handled=False)
+    def made(self, known: set[str]) -> list[ast.stmt]:
+        """The new statements. ``known``: the variables that are set before them."""
+        body, _ = self._block(self._body, known, handled=False)
         if not self._more:
             raise NotCapturedError("; ".join(self._why) or "it has no loop that trains, or that calls a model")
-        whole = _rewrite.function_with(self._node, body, self._body[0])
-        made = _rewrite.made_of(self._function, whole, more=self._more)
-        if made is None:
-            raise NotCapturedError("its source cannot be compiled again")
-        return made
+        return body
+
+    @property
+    def used(self) -> dict[str, types.CellType]:
+        """What the new statements use beside their variables."""
+        return self._more
 
     # -- statements -----------------------------------------------------------------
 
@@ -197,14 +234,14 @@ def _placed(statement: ast.stmt, at: ast.stmt) -> ast.stmt:
 def _chosen(body: list[ast.stmt]) -> list[Loop]:
     """The innermost loops that train; if no loop does, the innermost loops that call something by a plain name, or by
     an attribute of `self`."""
-    loops = [each for each in _outer_nodes(body) if isinstance(each, Loop)]
+    loops = [each for each in outer_nodes(body) if isinstance(each, Loop)]
     found = [each for each in loops if _trains(each)]
     found = found or [each for each in loops if isinstance(each, ast.For) and _calls_something(each)]
     known = set(map(id, found))
     return [each for each in found if known.isdisjoint(map(id, walk(each.body)))]
 
 
-def _outer_nodes(body: list[ast.stmt]) -> Iterator[ast.AST]:
+def outer_nodes(body: list[ast.stmt]) -> Iterator[ast.AST]:
     """All parts of statements, but for those of functions inside."""
     left: list[ast.AST] = [*body]
     while left:
@@ -215,18 +252,18 @@ def _outer_nodes(body: list[ast.stmt]) -> Iterator[ast.AST]:
 
 
 def _trains(loop: Loop) -> bool:
-    return any(isinstance(each, ast.Attribute) and each.attr == "backward" for each in _outer_nodes(loop.body))
+    return any(isinstance(each, ast.Attribute) and each.attr == "backward" for each in outer_nodes(loop.body))
 
 
 def _calls_something(loop: Loop) -> bool:
-    assigned = [each.value for each in _outer_nodes(loop.body) if isinstance(each, ast.Assign)]
+    assigned = [each.value for each in outer_nodes(loop.body) if isinstance(each, ast.Assign)]
     return any(isinstance(value, ast.Call) and isinstance(value.func, ast.Name | ast.Attribute) for value in assigned)
 
 
 class _Turn:
     """What one turn of a loop does, as a function."""
 
-    def __init__(self, loop: Loop, own: set[str], known: set[str], later: Set[str], declared: list[ast.stmt]) -> None:
+    def __init__(self, loop: Loop, own: Set[str], known: set[str], later: Set[str], declared: list[ast.stmt]) -> None:
         """``known``: the variables that are set where a turn begins; ``later``: those that may be read behind it;
         ``declared``: which are others' variables."""
         self._loop, self._known = loop, known
@@ -409,6 +446,8 @@ def _use(name: str, node: ast.stmt) -> str:
             return _SET if any(name in plain_names(target) for target in targets) else ""
         case ast.AugAssign(target=ast.Name(id=target)) if target == name:
             return _READ
+        case ast.FunctionDef(name=made) | ast.ClassDef(name=made) if made == name:
+            return _READ if reads(node) else _SET
         case ast.If(test=test, body=body, orelse=otherwise):
             both = {_first_use(name, body), _first_use(name, otherwise)}
             return _READ if reads(test) or _READ in both else _SET if both == {_SET} else ""

@@ -391,6 +391,7 @@ class Watch:
     def patches(self, stack: ExitStack) -> None:
         """Enters every patch."""
         self.metadata_reads.patches(stack, _patched)
+        stack.enter_context(self.handlers.watch_suppress())
         for patches in self.more:
             patches(stack, _patched)
         for name in _HOST_READS:

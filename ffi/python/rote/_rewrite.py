@@ -151,6 +151,8 @@ def set_for_sure(body: list[ast.stmt]) -> set[str]:
                 found.update(each for target in targets for each in plain_names(target))
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr()):
                 found.add(name)
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                found.add(name)
     return found - deleted(body)
 
 

@@ -261,8 +261,9 @@ def front(function: Any, at: int) -> Front | None:
     if source is None or not 0 < at < len(source[2]):
         return None
     plain, node, body = source
-    first, last = body[:at], body[at:]
-    left = _left(plain.__code__, node, first, last, frozenset())
+    functions = _only_made(body[:at])
+    first, last = [each for each in body[:at] if each not in functions], [*functions, *body[at:]]
+    left = _left(plain.__code__, node, first, last, frozenset()) if first else None
     if left is None:
         return None
     manager = entered(first)
@@ -287,15 +288,29 @@ def front(function: Any, at: int) -> Front | None:
     ast.copy_location(like, node)
     declared = [each for each in walk(first) if isinstance(each, ast.Global | ast.Nonlocal)]
     begin = [*copy.deepcopy(declared), *map(unset_again, left.sometimes)]
-    rest = made_of(plain, function_with(like, [*begin, *assembled(copy.deepcopy(last))], last[0]))
+    rest = made_of(plain, function_with(like, [*begin, *assembled(copy.deepcopy(last))], body[at]))
     run = made_of(plain, head, more={ENTER: types.CellType(Entered)})
     if rest is None or run is None:
         return None
     rest.__defaults__ = rest.__kwdefaults__ = None
-    line = f"{plain.__code__.co_filename}:{last[0].lineno}"
+    line = f"{plain.__code__.co_filename}:{body[at].lineno}"
     takes_first = bool(by_place) and not bound
     parts = in_place(function, run), in_place(function, rest)
-    return Front(*parts, len(begin), line, takes_first, tuple(names[bound:]), manager)
+    return Front(*parts, len(begin) + len(functions), line, takes_first, tuple(names[bound:]), manager)
+
+
+def _only_made(statements: list[ast.stmt]) -> list[ast.stmt]:
+    """Those of these statements that make a function which the others do not name: it may be made behind them, since it
+    finds its variables when it is called."""
+    made = []
+    for each in statements:
+        if not isinstance(each, ast.FunctionDef) or each.decorator_list:
+            continue
+        others = [other for other in statements if other is not each]
+        defaults = filter(None, (*each.args.defaults, *each.args.kw_defaults))
+        if each.name not in mentioned(others) and all(isinstance(default, ast.Constant) for default in defaults):
+            made.append(each)
+    return made  # type: ignore[return-value]
 
 
 def marked(function: Any, mark: Callable[[int], None]) -> Callable[..., Any] | None:
