@@ -105,17 +105,28 @@ def capture_loops(fn: Callable[..., Any] | None = None, *, state: Any = None, **
         raise TypeError(f"rote.capture_loops takes no {min(unknown)}=")
 
     def wrap(function: Callable[..., Any]) -> CapturedLoops[..., Any]:
-        turns: list[Captured[..., Any]] = []
-
-        def captured(turn: types.FunctionType) -> Captured[..., Any]:
-            turns.append(Captured(SplitStep(turn, state, looks=True, **{**_DEFAULTS, **options})))
-            return turns[-1]
-
-        try:
-            made = _loops.remade(function, captured)
-        except _loops.NotCapturedError as problem:
-            name = getattr(function, "__qualname__", type(function).__name__)
-            raise ValueError(f"no loop of {name} can be captured: {problem}") from None
-        return CapturedLoops(function, made, turns)
+        return CapturedLoops(function, *with_captured_loops(function, state, **options))
 
     return wrap if fn is None else wrap(fn)
+
+
+def with_captured_loops(fn: Callable[..., Any], state: Any, **options: Any) -> tuple[Any, list[Captured[..., Any]]]:
+    """What takes the place of a function, and the captured turns of its loops. Raises ``ValueError`` where there are
+    none."""
+    turns: list[Captured[..., Any]] = []
+
+    def captured(turn: types.FunctionType) -> Captured[..., Any]:
+        turns.append(captured_turn(turn, state, **options))
+        return turns[-1]
+
+    try:
+        made = _loops.remade(fn, captured)
+    except _loops.NotCapturedError as problem:
+        name = getattr(fn, "__qualname__", type(fn).__name__)
+        raise ValueError(f"no loop of {name} can be captured: {problem}") from None
+    return made, turns
+
+
+def captured_turn(turn: types.FunctionType, state: Any, **options: Any) -> Captured[..., Any]:
+    """What a loop does in one turn, captured."""
+    return Captured(SplitStep(turn, state, looks=True, **{**_DEFAULTS, **options}))

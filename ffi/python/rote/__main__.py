@@ -1,0 +1,115 @@
+"""``python -m rote train.py``: runs a script as it is, with its training loops captured."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tokenize
+import types
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._script import Captures
+
+_ABOUT = """\
+Runs a script as `python script.py` does, and captures what trains in it: loops that call backward(), in functions and
+in the text of the script, and functions that run a whole step. The script stays as it is. So do modules of your own
+that it imports: these are captured too. At the end, a table tells how many turns of each loop were replayed, and why
+others were not.
+
+    python -m rote train.py --epochs 3
+    torchrun --nproc-per-node 2 -m rote train.py --epochs 3
+    python -m rote -m package.train --epochs 3
+"""
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "python -m rote", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--plans", metavar="DIR", help="keep plans in this directory, for later runs too")
+    parser.add_argument("--verify", metavar="N", type=int, default=0, help="compare the first N replays with eager")
+    parser.add_argument("--strict", action="store_true", help="raise where something cannot be captured")
+    parser.add_argument("--report", metavar="FILE", help="write a report on each step and loop to this file")
+    parser.add_argument("--quiet", action="store_true", help="print no table at the end")
+    parser.add_argument("-m", dest="is_module", action="store_true", help="the script is the name of a module")
+    parser.add_argument("script", help="the script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is called with")
+    return parser.parse_args()
+
+
+def _location(script: str, is_module: bool) -> tuple[str, str | None]:
+    """The file of a script, and the package that a module is in."""
+    if not is_module:
+        return os.path.abspath(script), None
+    from importlib.util import find_spec
+
+    spec = find_spec(script)
+    if spec is not None and spec.submodule_search_locations is not None:
+        script += ".__main__"
+        spec = find_spec(script)
+    if spec is None or spec.origin is None:
+        sys.exit(f"rote: no module named {script}")
+    return spec.origin, spec.parent
+
+
+def _row(name: str, stats: Any) -> str:
+    if not stats.calls:
+        return f"  {name}: not called"
+    told = f"  {name}: {stats.replays} of {stats.calls} calls replayed"
+    if stats.replays or not stats.refusals:
+        return told
+    return f"{told}: {stats.refusals[-1]}"
+
+
+def _report(captures: Captures, file: str | None, quiet: bool) -> None:
+    """Says what was captured, on the first rank."""
+    if file is not None:
+        with open(file, "w", encoding="utf-8") as out:
+            for name, step in captures.found:
+                out.write(f"{name}: {step.__qualname__}\n{step.explain()}\n\n")
+    if quiet or os.environ.get("RANK", "0") != "0":
+        return
+    rows = [_row(f"{name}: {step.__qualname__}", step.stats) for name, step in captures.found]
+    rows += [f"  {why}" for why in captures.why]
+    if not rows:
+        rows = [
+            "  nothing: no loop or function of this script's own files calls backward() (docs/integrations.md has the "
+            "line for frameworks)"
+        ]
+    print("rote: what was captured", *rows, sep="\n", file=sys.stderr)
+
+
+def main() -> None:
+    """Runs a script."""
+    arguments = _arguments()
+    in_front = [] if sys.flags.safe_path else [sys.path.pop(0)]
+    if arguments.is_module:
+        sys.path[:0] = in_front
+    else:
+        sys.path.insert(0, os.path.dirname(os.path.abspath(arguments.script)))
+    from ._script import Captures, Finder
+
+    captures = Captures(plans=arguments.plans, verify=arguments.verify, strict=arguments.strict)
+    path, package = _location(arguments.script, arguments.is_module)
+    try:
+        with tokenize.open(path) as file:
+            source = file.read()
+    except OSError as problem:
+        sys.exit(f"rote: {problem}")
+    module = types.ModuleType("__main__")
+    module.__file__, module.__package__ = path, package
+    own = sys.modules["__main__"]  # held: whoever runs has its globals
+    sys.modules["__main__"] = module
+    sys.argv = [path if arguments.is_module else arguments.script, *arguments.arguments]
+    sys.meta_path.insert(0, Finder(captures))
+    try:
+        exec(captures.code(source, path, vars(module)), vars(module))
+    finally:
+        _report(captures, arguments.report, arguments.quiet)
+        del own
+
+
+if __name__ == "__main__":
+    main()

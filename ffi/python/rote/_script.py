@@ -1,0 +1,193 @@
+"""Scripts that run as they are, with their training loops captured: ``python -m rote train.py``.
+
+The script, and the modules of the user's own that it imports, are compiled from their sources with a few changes: a
+function with a loop that trains gets a decorator that captures its loops; so does a function of a module or class that
+runs a step; loops in the text of a module become calls of their turns.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.abc
+import importlib.machinery
+import itertools
+import os
+import symtable
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from . import _loops
+from ._capture import Captured, capture
+from ._capture_loops import captured_turn, with_captured_loops
+from ._libraries import PACKAGES, is_file_of_python
+from ._return_places import sees_variables
+from ._rewrite import OF_ITS_OWN
+
+_LOOPS, _STEP = "what captures loops", "what captures a step"  # no variable of a script is named so
+_OF_OPTIMIZERS = frozenset({"step", "zero_grad"})
+# Scopes that run where they stand.
+_COMPREHENSIONS = frozenset({"listcomp", "setcomp", "dictcomp"})
+
+
+class Captures:
+    """What is captured of a script."""
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+        #: Each captured step and turn of a loop, with the file that it is in.
+        self.found: list[tuple[str, Captured[..., Any]]] = []
+        #: Why loops that train are not captured.
+        self.why: list[str] = []
+
+    def code(self, source: str, path: str, names: dict[str, Any]) -> types.CodeType:
+        """The code of a module. ``names``: its globals, which get what the code uses beside."""
+        tree = ast.parse(source, path)
+        if _uses_rote(tree):
+            return compile(source, path, "exec", dont_inherit=True)
+        file = os.path.relpath(path)
+        names[_LOOPS], names[_STEP] = functools.partial(self._loops, file), functools.partial(self._step, file)
+        _Decorating().visit(tree)
+        if _loops.trains(tree.body):
+            text = types.FunctionType(compile(source, path, "exec", dont_inherit=True), names)
+            text.__name__ = text.__qualname__ = "module"
+            turn = functools.partial(self._turn, file)
+            try:
+                names.update(_loops.remade_text(text, tree, _seen(source, path, tree), turn))
+            except _loops.NotCapturedError as problem:
+                self.why.append(f"{file}: no loop of the module's text can be captured: {problem}")
+        return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
+
+    def _loops(self, file: str, function: types.FunctionType) -> Callable[..., Any]:
+        """A function with captured loops."""
+        try:
+            made, turns = with_captured_loops(function, None, **self._options)
+        except ValueError as problem:
+            self.why.append(f"{file}: {problem}")
+            return function
+        self.found += [(file, turn) for turn in turns]
+        return made  # type: ignore[no-any-return]
+
+    def _step(self, file: str, function: types.FunctionType) -> Callable[..., Any]:
+        """A function that is captured."""
+        captured = capture(function, **self._options)
+        self.found.append((file, captured))
+
+        @functools.wraps(function)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            return captured(*args, **kwargs)
+
+        return step
+
+    def _turn(self, file: str, turn: types.FunctionType) -> Captured[..., Any]:
+        captured = captured_turn(turn, None, **self._options)
+        self.found.append((file, captured))
+        return captured
+
+
+class _Decorating(ast.NodeTransformer):
+    """Decorates what is to be captured, first of all decorators that are there."""
+
+    def __init__(self) -> None:
+        self._is_inside = False  # of a function
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        if _loops.trains(node.body):
+            return _decorated(node, _LOOPS)
+        if not self._is_inside and _runs_step(node):
+            return _decorated(node, _STEP)
+        before, self._is_inside = self._is_inside, True
+        self.generic_visit(node)
+        self._is_inside = before
+        return node
+
+    def _as_it_is(self, node: ast.AST) -> ast.AST:
+        """Functions in it may be made many times."""
+        return node
+
+    visit_AsyncFunctionDef = visit_For = visit_While = visit_Lambda = _as_it_is
+
+
+def _decorated(node: ast.FunctionDef, name: str) -> ast.FunctionDef:
+    at = node.decorator_list[0] if node.decorator_list else node
+    node.decorator_list.append(ast.copy_location(ast.Name(name, ast.Load()), at))
+    return node
+
+
+def _runs_step(node: ast.FunctionDef) -> bool:
+    """Whether a function goes backward and calls an optimizer, and is no generator."""
+    left: list[ast.AST] = [*node.body]
+    called: set[str] = set()
+    while left:
+        each = left.pop()
+        if isinstance(each, ast.Yield | ast.YieldFrom):
+            return False
+        if isinstance(each, OF_ITS_OWN):
+            continue
+        if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute):
+            called.add(each.func.attr)
+        left += ast.iter_child_nodes(each)
+    return "backward" in called and not called.isdisjoint(_OF_OPTIMIZERS)
+
+
+def _uses_rote(tree: ast.Module) -> bool:
+    """Whether a module captures by itself."""
+    imported = [each for each in ast.walk(tree) if isinstance(each, ast.Import | ast.ImportFrom)]
+    names = [getattr(each, "module", None) or name.name for each in imported for name in each.names]
+    return any(name.partition(".")[0] == "rote" for name in names)
+
+
+def _seen(source: str, path: str, tree: ast.Module) -> set[str]:
+    """The variables of a module that its functions may use, or whoever finds them by text."""
+    every = list(ast.walk(tree))
+    early = _before_loops(tree)
+    if any(sees_variables(each) for each in every if id(each) not in early):
+        return {each.id for each in every if isinstance(each, ast.Name)}
+    found = {each.value for each in every if isinstance(each, ast.Constant) and type(each.value) is str}
+    left = [*symtable.symtable(source, path, "exec").get_children()]
+    while left:
+        table = left.pop()
+        left += table.get_children()
+        if table.get_name() not in _COMPREHENSIONS:
+            found.update(each.get_name() for each in table.get_symbols() if each.is_global())
+    return found
+
+
+def _before_loops(tree: ast.Module) -> set[int]:
+    """The parts of the text that run once, before any loop that trains begins."""
+    before = itertools.takewhile(lambda each: not _loops.trains([each]), tree.body)
+    return {id(each) for each in _loops.outer_nodes([*before])}
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Finds the modules that a script imports, where they are the user's own, and captures what they train."""
+
+    def __init__(self, captures: Captures) -> None:
+        self._captures = captures
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
+        """The module's specification, if this finder loads it."""
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is None or type(spec.loader) is not importlib.machinery.SourceFileLoader or not _is_own(spec.origin):
+            return None
+        spec.loader = _Loader(name, str(spec.origin), self._captures)
+        return spec
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    def __init__(self, name: str, path: str, captures: Captures) -> None:
+        super().__init__(name, path)
+        self._captures = captures
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Runs the module, with what is captured in it if it names a backward pass."""
+        source = self.get_source(module.__name__) or ""
+        if "backward" not in source:
+            return super().exec_module(module)
+        exec(self._captures.code(source, self.path, vars(module)), vars(module))
+
+
+def _is_own(path: str | None) -> bool:
+    """Whether a file is the user's."""
+    return path is not None and not path.startswith(PACKAGES) and not is_file_of_python(path)

@@ -1,0 +1,304 @@
+"""Scripts as they are, run by ``python -m rote``: they print and leave what they print and leave without it."""
+
+import random
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from extent import EVERYTHING
+from oracle import ORACLE_ONLY
+from rote._script import Captures
+
+MODEL = """
+import argparse
+import torch
+from torch import nn
+torch.manual_seed(0)
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=30)
+args = parser.parse_args()
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+def batches(number):
+    for _ in range(number):
+        x = torch.randn(6, 4)
+        yield x, x.sum(1, keepdim=True)
+"""
+LEFT = """
+print(__name__, __file__[-6:], *(parameter.sum().item() for parameter in model.parameters()))
+"""
+TEXT = """
+running, best = 0.0, None
+for epoch in range(3):
+    for i, (x, y) in enumerate(batches(args.steps)):
+        loss = nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        running += loss.item()
+        if i % 10 == 9:
+            print(epoch, i, f"{running / 10:.8f}")
+            best = min(best or running, running)
+            running = 0.0
+print(best, loss.item(), x.sum().item())
+"""
+SEEN_BY_FUNCTIONS = """
+exec("scale = 2.0")
+steps, names = 0, [name for name in globals() if name == "scale"]
+
+def log():
+    global logged
+    logged = loss.item(), steps
+
+if __name__ == "__main__":
+    for epoch in range(3):
+        for x, y in batches(args.steps):
+            loss = nn.functional.mse_loss(model(x), y) * scale
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            steps += 1
+            log()
+        print(names, logged, steps)
+"""
+FUNCTION = """
+from engine import train_one_epoch, evaluate
+
+def main():
+    for epoch in range(3):
+        print(epoch, train_one_epoch(model, optimizer, batches(args.steps)), evaluate(model, batches(3)))
+
+main()
+"""
+ENGINE = """
+import torch
+
+def train_one_epoch(model, optimizer, loader):
+    total = 0.0
+    for i, (x, y) in enumerate(loader):
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+    return total
+
+@torch.no_grad()
+def evaluate(model, loader):
+    return sum((model(x) - y).abs().sum().item() for x, y in loader)
+"""
+STEP = """
+class Trainer:
+    def train_step(self, x, y):
+        loss = nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+trainer = Trainer()
+for x, y in batches(args.steps * 3):
+    print(trainer.train_step(x, y).item())
+"""
+CAPTURES = """
+import rote
+
+@rote.capture
+def train_step(x, y):
+    loss = nn.functional.mse_loss(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+for x, y in batches(args.steps):
+    print(train_step(x, y).item())
+"""
+SCRIPTS = {
+    "text": (TEXT, r"train.py: module \(line \d+\): (\d+) of 90"),
+    "seen by functions": (SEEN_BY_FUNCTIONS, r"train.py: module \(line \d+\): (\d+) of 90"),
+    "function": (FUNCTION, r"engine.py: train_one_epoch \(line 6\): (\d+) of 90"),
+    "step": (STEP, r"train.py: Trainer.train_step: (\d+) of 90"),
+    "captures": (CAPTURES, ""),
+}
+
+
+def ran(directory: Path, *how: str) -> subprocess.CompletedProcess[str]:
+    """What Python does in a directory."""
+    return subprocess.run([sys.executable, *how], cwd=directory, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts(name: str, tmp_path: Path) -> None:
+    source, told = SCRIPTS[name]
+    (tmp_path / "train.py").write_text(MODEL + source + LEFT)
+    (tmp_path / "engine.py").write_text(ENGINE)
+    eager = ran(tmp_path, "train.py", "--steps", "30")
+    found = ran(tmp_path, "-m", "rote", "--report", "report.txt", "train.py", "--steps", "30")
+    assert (eager.returncode, found.returncode) == (0, 0), eager.stderr + found.stderr
+    assert found.stdout == eager.stdout
+    if told:
+        match = re.search(told, found.stderr)
+        assert match and int(match[1]) > 45, found.stderr
+        assert "guards" in (tmp_path / "report.txt").read_text()
+    else:
+        assert "nothing" in found.stderr
+
+
+def test_modules_by_name(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "sizes.py").write_text("NUMBER = 20")
+    whole = MODEL.replace("import argparse", "import argparse\nfrom .sizes import NUMBER") + TEXT
+    (package / "train.py").write_text(whole + "print(NUMBER, __package__)")
+    eager = ran(tmp_path, "-m", "package.train")
+    found = ran(tmp_path, "-m", "rote", "--quiet", "-m", "package.train")
+    assert (found.stdout, found.stderr, found.returncode) == (eager.stdout, "", 0), eager.stderr + found.stderr
+
+
+def test_how_scripts_end(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(MODEL + TEXT + "raise KeyError(args.steps)")
+    found = ran(tmp_path, "-m", "rote", "train.py", "--steps", "4")
+    assert found.returncode == 1 and "KeyError: 4" in found.stderr and 'train.py", line 30' in found.stderr
+    (tmp_path / "train.py").write_text("import sys; sys.exit(7)")
+    assert ran(tmp_path, "-m", "rote", "train.py").returncode == 7
+    assert "No such file" in ran(tmp_path, "-m", "rote", "none.py").stderr
+    assert "no module named none" in ran(tmp_path, "-m", "rote", "-m", "none").stderr
+    assert "train.py --epochs 3" in ran(tmp_path, "-m", "rote", "--help").stdout
+
+
+PARALLEL = """
+import sys, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+sys.stdout = open(f"told by {dist.get_rank()}", "w")
+model = DistributedDataParallel(model)
+torch.manual_seed(dist.get_rank())
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+"""
+
+
+def test_on_two_ranks(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(MODEL + PARALLEL + TEXT + LEFT)
+    run = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    eager = ran(tmp_path, *run, "train.py")
+    told = [(tmp_path / f"told by {rank}").read_text() for rank in (0, 1)]
+    found = ran(tmp_path, *run, "-m", "rote", "train.py")
+    assert (eager.returncode, found.returncode) == (0, 0), eager.stderr + found.stderr
+    assert [(tmp_path / f"told by {rank}").read_text() for rank in (0, 1)] == told and all(told)
+    rows = re.findall(r"train.py: module \(line \d+\): (\d+) of 90", found.stderr)
+    assert len(rows) == 1 and int(rows[0]) > 40, found.stderr  # of the first rank
+
+
+# -- texts of random modules ------------------------------------------------------------
+
+
+HEAD = """
+import torch
+weight, held, seen = torch.ones(3), torch.zeros(3), []
+total, last, n, kept, count = 0.0, None, 0, torch.zeros(3), 0
+
+def looks():
+    return [{looks}]
+
+def adds():
+    global count
+    count += 1
+"""
+
+
+def drawn(seed: int) -> str:
+    """A random text: variables of its own, and others that functions see."""
+    draw = random.Random(seed)
+    names = ["x", "kept", "weight"]
+
+    def tensor() -> str:
+        return draw.choice(names)
+
+    def number() -> str:
+        return draw.choice([f"{tensor()}.sum().item()", "total", "n", "i", "len(seen)"])
+
+    def op() -> list[str]:
+        kind, name = draw.randrange(7), f"t{len(names)}"
+        if kind < 2:
+            made = f"{name} = {tensor()} * 1.5 + {tensor()}"
+            names.append(name)
+            return [made]
+        return [
+            [f"kept = (kept + {tensor()}) * 0.5"],
+            ["weight.mul_(0.99)", f"last = {tensor()}.sum()"],
+            [f"if i % {draw.randint(2, 4)} == 1:", f"    held.add_({tensor()})"],
+            [f"x = x + {tensor()}"],
+            [f"if i % {draw.randint(3, 5)} == 2:", "    n += 1", "    continue"],
+        ][kind - 2]
+
+    def host() -> list[str]:
+        return draw.choice(
+            [
+                [f"total += {number()}"],
+                [f"seen.append({number()})", "del seen[:-4]"],
+                ["n += 1"],
+                ["adds()"],
+                ["last = looks()[-1]"],
+                ["if n % 4 == 3:", f"    seen.append(f'{{{number()}:.3f}}')"],
+                [f"if i == {draw.randint(6, 20)}:", "    break"],
+                ["hook = lambda: (n, total)", "seen.append(hook())", "del seen[:-3]"],
+            ]
+        )
+
+    body = [line for _ in range(draw.randint(2, 6)) for line in op()]
+    if draw.random() < 0.2:
+        body += [*host(), *op()]
+    body += ["x.backward", *(line for _ in range(draw.randint(1, 5)) for line in host())]
+    looks = draw.sample(["total", "last", "n", "kept.clone()", "count"], draw.randint(1, 3))
+    text = "for epoch in range(4):\n    for i, x in enumerate(torch.randn(3) for _ in range(12)):\n"
+    text += textwrap.indent("\n".join(body), "        ")
+    text += "\n    told.append((total, last, n, kept.clone(), count, [*seen], weight.clone(), held.clone(), i, x))\n"
+    if draw.random() < 0.3:
+        text = "with torch.no_grad():\n" + textwrap.indent(text, "    ")
+    return HEAD.format(looks=", ".join(looks)) + text
+
+
+def told_by(path: Path, captures: Captures | None) -> list[Any]:
+    torch.manual_seed(3)
+    names: dict[str, Any] = {"__name__": path.stem, "told": []}
+    source = path.read_text()
+    plain = compile(source, str(path), "exec", dont_inherit=True)
+    code = plain if captures is None else captures.code(source, str(path), names)
+    try:
+        exec(code, names)
+    except (RuntimeError, NameError, TypeError, AttributeError) as error:
+        names["told"].append(type(error).__name__)
+    return names["told"]  # type: ignore[no-any-return]
+
+
+def is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, list | tuple) and type(one) is type(other):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    return bool(type(one) is type(other) and one == other)
+
+
+@pytest.mark.skipif(ORACLE_ONLY, reason="compares with eager itself")
+@pytest.mark.sampled(4)
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("part", range(24))
+def test_random_texts(part: int, tmp_path: Path) -> None:
+    many, replayed = 40 if EVERYTHING else 16, 0
+    for seed in range(part * many, part * many + many):
+        path = tmp_path / f"drawn_{seed}.py"
+        path.write_text(drawn(seed))
+        captures = Captures()
+        eager, found = told_by(path, None), told_by(path, captures)
+        assert is_same(eager, found), f"seed {seed}: {eager} and {found}\n{path.read_text()}"
+        assert not captures.why, captures.why
+        replayed += any(step.stats.replays for _, step in captures.found)
+    assert replayed >= many // 4, replayed
