@@ -44,7 +44,7 @@ def remade(function: Any, capture: Callable[[types.FunctionType], Callable[..., 
         )
     plain, node, _ = source
     node = copy.deepcopy(node)
-    loops = _Loops(plain, _rewrite.statements(node), _rewrite.own_names(plain.__code__, node), frozenset(), capture)
+    loops = _Loops(plain, _rewrite.statements(node), _rewrite.own_names(plain.__code__, node), None, capture)
     body = loops.made(_rewrite.arguments(node))
     whole = _rewrite.function_with(node, body, body[0])
     made = _rewrite.made_of(plain, whole, more=loops.used)
@@ -84,10 +84,11 @@ class _Loops:
         function: types.FunctionType,
         body: list[ast.stmt],
         own: Set[str],
-        shared: Set[str],
+        shared: Set[str] | None,
         capture: Callable[[types.FunctionType], Callable[..., Any]],
     ) -> None:
-        """``own``: the variables that nobody else uses; ``shared``: the globals that the statements may set."""
+        """``own``: the variables of the function, which functions inside may see; or, of a text, those that nobody else
+        uses, and ``shared``: its other variables."""
         self._function = function
         self._capture = capture
         self._body = body
@@ -98,7 +99,8 @@ class _Loops:
         self._chosen = set(map(id, _chosen(self._body)))
         self._uses = [each for each in every if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Store)]
         self._uses += [e.target for e in every if isinstance(e, ast.AugAssign) and isinstance(e.target, ast.Name)]
-        self._captured = [(id(each), _rewrite.seen_by(each)) for each in every if isinstance(each, LATER)]
+        inner = [each for each in every if isinstance(each, LATER)] if shared is None else []
+        self._captured = [(id(each), _rewrite.seen_by(each)) for each in inner]
         self._nonlocal = {name for each in every if isinstance(each, ast.Nonlocal) for name in each.names}
         self._live = Liveness(self._body)
         self._declared: list[ast.stmt] = [each for each in every if isinstance(each, ast.Global | ast.Nonlocal)]

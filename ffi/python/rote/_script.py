@@ -27,6 +27,7 @@ from ._rewrite import OF_ITS_OWN
 
 _LOOPS, _STEP = "what captures loops", "what captures a step"  # no variable of a script is named so
 _OF_OPTIMIZERS = frozenset({"step", "zero_grad"})
+_PACKAGES = frozenset({"site-packages", "dist-packages"})
 # Scopes that run where they stand.
 _COMPREHENSIONS = frozenset({"listcomp", "setcomp", "dictcomp"})
 
@@ -47,8 +48,8 @@ class Captures:
         if _uses_rote(tree):
             return compile(source, path, "exec", dont_inherit=True)
         file = os.path.relpath(path)
-        names[_LOOPS], names[_STEP] = functools.partial(self._loops, file), functools.partial(self._step, file)
-        _Decorating().visit(tree)
+        used = _Decorating(tree).used
+        names.update({name: functools.partial(used[name], self, file) for name in used})
         if _loops.trains(tree.body):
             text = types.FunctionType(compile(source, path, "exec", dont_inherit=True), names)
             text.__name__ = text.__qualname__ = "module"
@@ -59,7 +60,7 @@ class Captures:
                 self.why.append(f"{file}: no loop of the module's text can be captured: {problem}")
         return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
 
-    def _loops(self, file: str, function: types.FunctionType) -> Callable[..., Any]:
+    def loops(self, file: str, function: types.FunctionType) -> Callable[..., Any]:
         """A function with captured loops."""
         try:
             made, turns = with_captured_loops(function, None, **self._options)
@@ -69,7 +70,7 @@ class Captures:
         self.found += [(file, turn) for turn in turns]
         return made  # type: ignore[no-any-return]
 
-    def _step(self, file: str, function: types.FunctionType) -> Callable[..., Any]:
+    def step(self, file: str, function: types.FunctionType) -> Callable[..., Any]:
         """A function that is captured."""
         captured = capture(function, **self._options)
         self.found.append((file, captured))
@@ -89,14 +90,17 @@ class Captures:
 class _Decorating(ast.NodeTransformer):
     """Decorates what is to be captured, first of all decorators that are there."""
 
-    def __init__(self) -> None:
+    def __init__(self, tree: ast.Module) -> None:
         self._is_inside = False  # of a function
+        #: What the decorators stand for, by their names.
+        self.used: dict[str, Callable[..., Any]] = {}
+        self.visit(tree)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         if _loops.trains(node.body):
-            return _decorated(node, _LOOPS)
+            return self._decorated(node, _LOOPS, Captures.loops)
         if not self._is_inside and _runs_step(node):
-            return _decorated(node, _STEP)
+            return self._decorated(node, _STEP, Captures.step)
         before, self._is_inside = self._is_inside, True
         self.generic_visit(node)
         self._is_inside = before
@@ -108,11 +112,11 @@ class _Decorating(ast.NodeTransformer):
 
     visit_AsyncFunctionDef = visit_For = visit_While = visit_Lambda = _as_it_is
 
-
-def _decorated(node: ast.FunctionDef, name: str) -> ast.FunctionDef:
-    at = node.decorator_list[0] if node.decorator_list else node
-    node.decorator_list.append(ast.copy_location(ast.Name(name, ast.Load()), at))
-    return node
+    def _decorated(self, node: ast.FunctionDef, name: str, by: Callable[..., Any]) -> ast.FunctionDef:
+        at = node.decorator_list[0] if node.decorator_list else node
+        node.decorator_list.append(ast.copy_location(ast.Name(name, ast.Load()), at))
+        self.used[name] = by
+        return node
 
 
 def _runs_step(node: ast.FunctionDef) -> bool:
@@ -190,4 +194,6 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 def _is_own(path: str | None) -> bool:
     """Whether a file is the user's."""
-    return path is not None and not path.startswith(PACKAGES) and not is_file_of_python(path)
+    if path is None or path.startswith(PACKAGES) or is_file_of_python(path):
+        return False
+    return _PACKAGES.isdisjoint(path.split(os.sep))
