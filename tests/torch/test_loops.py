@@ -519,6 +519,42 @@ def as_timm_has_it(job: Job, loader: Batches, epoch: int) -> Any:
     return result["loss"].detach()
 
 
+def as_torchtune_has_it(job: Job, loader: Batches, epoch: int) -> None:
+    running_loss: Any = 0
+    num_tokens: Any = 0
+    for idx, (x, y) in enumerate(loader):
+        current_num_tokens = (y != 3).sum()
+        num_tokens += current_num_tokens
+        logits = job.model(x)
+        current_loss = F.cross_entropy(logits, y) * current_num_tokens
+        del logits
+        running_loss += current_loss
+        current_loss.backward()
+        if (idx + 1) % 1 == 0:
+            for parameter in job.model.parameters():
+                parameter.grad *= 1 / num_tokens
+            job.optimizer.step()
+            job.optimizer.zero_grad(set_to_none=True)
+            job.steps += 1
+            loss_to_log = running_loss.item() / num_tokens
+            job.log.append(f"{epoch}|{job.steps}|{loss_to_log}")
+            running_loss = 0
+            num_tokens = 0
+
+
+def sums_over_parts(job: Job, loader: Batches, epoch: int) -> None:
+    running_loss: Any = 0
+    for idx, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(job.model(x), y)
+        running_loss += loss.detach()
+        loss.backward()
+        if (idx + 1) % 2 == 0:
+            job.optimizer.step()
+            job.optimizer.zero_grad()
+            job.log.append(running_loss.item())
+            running_loss = 0
+
+
 def of_a_method(job: Job, loader: Batches, epoch: int) -> Any:
     return None
 
@@ -545,6 +581,8 @@ BODIES = [
     completes_steps,
     clips_by_mixed,
     as_timm_has_it,
+    as_torchtune_has_it,
+    sums_over_parts,
 ]
 #: Which are right, and of which Rote replays little or nothing.
 OTHERS = [while_there_are_steps, sums_of_other_kinds]

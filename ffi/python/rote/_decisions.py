@@ -23,7 +23,7 @@ import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -323,7 +323,19 @@ class _Values:
 
 @functools.lru_cache(maxsize=1024)
 def _questions(code: types.CodeType, numbers: frozenset[str], bound: bool) -> _Questions | None:
+    """What a function asks about its arguments that are numbers: about all of them; or only about those that it does not
+    set, if it puts something else into the others: `total += loss`, where `total` is 0."""
     node = node_of(code)
+    found = _asked(node, code, numbers, bound)
+    set_ = set() if node is None else {each.id for each in _parts(node) if _is_stored(each)}
+    return found if found is not None or numbers.isdisjoint(set_) else _asked(node, code, numbers - set_, bound)
+
+
+def _is_stored(node: ast.AST) -> TypeGuard[ast.Name]:
+    return isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+
+
+def _asked(node: Function | None, code: types.CodeType, numbers: frozenset[str], bound: bool) -> _Questions | None:
     try:
         plain: set[str | Chain] = set()
         while node is not None:
@@ -348,9 +360,7 @@ class _Maker:
         self._node, self._numbers = node, numbers
         self._bound = code.co_varnames[0] if bound and code.co_argcount else ""
         every = _parts(node)
-        self._times_stored = Counter(
-            each.id for each in every if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load)
-        )
+        self._times_stored = Counter(each.id for each in every if _is_stored(each))
         self._aliases: dict[str, set[str | Chain]] = {}  # variables that hold numbers, and which these are of
         self._open: set[str] = set()  # of these: with as many values as the numbers
         self._bound_otherwise = {each.arg for each in every if isinstance(each, ast.arg)}

@@ -18,6 +18,10 @@ from ._step import RecordingRefused, Stats, Step, cause_of
 
 # A first part is given up if all that ran before the read is more than so many times what its plan has.
 _SLIGHT = 4
+# The same of all that a call was seen to run, with what ops call in turn, and what passes leave out; looked at after so
+# many replays, since calls may go several ways.
+_SLIGHT_OF_SEEN = 16
+_SETTLED = 8
 # Recordings in a row that led to no plan, since each had other guards than the one before.
 _PATIENCE = 5
 _REMEDY = "; remedy: "
@@ -92,6 +96,10 @@ class _Head(Step):
         """Whether a recording has led to a plan."""
         return bool(self.results)
 
+    def most_instructions(self) -> int:
+        """How many the largest of its plans has."""
+        return max(sum(self.plan_counts(variant).values()) for variant in self.results)
+
 
 class SplitStep(Step):
     """What Rote keeps of a captured function that may be parted.
@@ -129,6 +137,7 @@ class SplitStep(Step):
         self._halves: _tails.Halves | None = None
         self._is_new = False  # no call has gone to the head so far
         self._ops = 0  # that the whole step ran before its last stop
+        self._seen_ops = 0  # that it ran in a call that was looked at
         self._earlier = Stats()  # of first parts that were given up
 
     # -- calls ----------------------------------------------------------------
@@ -164,7 +173,7 @@ class SplitStep(Step):
                 block.__exit__(None, None, None)
             if not head.ran_original:
                 result = halves.end(left, args, kwargs) if falls else left
-            if self._is_new or self._ops or not head.has_plan():
+            if self._is_new or self._ops or self._seen_ops or not head.has_plan():
                 self._without_errors(lambda: self._judge(head, halves, left if falls else ()))
             return result
 
@@ -202,10 +211,15 @@ class SplitStep(Step):
 
     def _is_slight(self, head: _Head) -> bool:
         """Whether the first part has little of what the step does. It is asked when there is a plan."""
-        if self._ops == 0 or not head.has_plan():
+        if not head.has_plan():
             return False
-        ops, self._ops = self._ops, 0
-        return sum(head.plan_counts().values()) * _SLIGHT < ops
+        if ops := self._ops:
+            self._ops = 0
+            return sum(head.plan_counts().values()) * _SLIGHT < ops
+        if not self._seen_ops or head.stats.replays < _SETTLED:
+            return False
+        ops, self._seen_ops = self._seen_ops, 0
+        return head.most_instructions() * _SLIGHT_OF_SEEN < ops
 
     def _look(self, args: Any, kwargs: Any) -> Any:
         """Runs a call eagerly, and finds out where it writes."""
@@ -233,6 +247,7 @@ class SplitStep(Step):
     def _look_at(self, statements: _Statements) -> None:
         """Finds out from a call where the step may be parted."""
         statements.check()
+        self._seen_ops = max(self._seen_ops, statements.ops())
         whole = self.function
         if self._first_looks:
             self._look_for_end(statements)
@@ -391,9 +406,9 @@ class SplitStep(Step):
         where = " and ".join([*before, *([f"from {self._halves.line} on"] if self._halves.line else [])])
         return f"{self._head.explain().rstrip()}\n\n{where}, the step runs as it is written: {self._why or _NO_OPS}\n"
 
-    def plan_counts(self) -> dict[str, int]:
+    def plan_counts(self, variant: int | None = None) -> dict[str, int]:
         """Instructions of the variant that ran last: local, views, collectives."""
-        return super().plan_counts() if self._head is None else self._head.plan_counts()
+        return super().plan_counts(variant) if self._head is None else self._head.plan_counts(variant)
 
 
 def _holds(attempt: tuple[int, int], other: tuple[int, int]) -> bool:
@@ -459,6 +474,10 @@ class _Statements:
         """The last statement that has run an op; below 0 if none has."""
         ran = [place for (place, before, *_), (_, after, *_) in itertools.pairwise(self._marks) if after > before]
         return max(ran, default=-1)
+
+    def ops(self) -> int:
+        """How many ops the call has run, with those that ops call."""
+        return max((ops for _, ops, *_ in self._marks), default=0)
 
     def moved(self, function: Any, behind: int) -> _moves.Moved | None:
         """The step with statements that only count moved behind those that write."""

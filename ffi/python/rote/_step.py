@@ -398,12 +398,13 @@ class Step:
         stopped = "".join(f"\n  {where}" for where in self._unguarded)
         return str(text.decode()) + (f"\nvalues beyond these places are not guarded:{stopped}\n" if stopped else "")
 
-    def plan_counts(self) -> dict[str, int]:
-        """Instructions of the variant that ran last: local, views, collectives."""
+    def plan_counts(self, variant: int | None = None) -> dict[str, int]:
+        """Instructions of a variant, or of that which ran last: local, views, collectives."""
         if not self.results:
             return {}
         last = max(self.results) if self.variant.value not in self.results else self.variant.value
-        return dict(json.loads(lib.rote_session_variant(self.session, last))["counts"])
+        variant = last if variant is None else variant
+        return dict(json.loads(lib.rote_session_variant(self.session, variant))["counts"])
 
     # -- set-up -----------------------------------------------------------------
 
