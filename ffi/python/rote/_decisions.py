@@ -323,7 +323,7 @@ class _Values:
 
 @functools.lru_cache(maxsize=1024)
 def _questions(code: types.CodeType, numbers: frozenset[str], bound: bool) -> _Questions | None:
-    """What a function asks about its arguments that are numbers: about all of them; or only about those that it does not
+    """What a function asks about those arguments that are numbers: about all; or only about those that it does not
     set, if it puts something else into the others: `total += loss`, where `total` is 0."""
     node = node_of(code)
     found = _asked(node, code, numbers, bound)
