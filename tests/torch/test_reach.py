@@ -335,3 +335,35 @@ def test_a_miss_names_what_a_module_has_now(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch, "rote_test_third", 5.0, raising=False)
     assert torch.equal(captured(x), torch.full((3,), 7.0))
     assert list(captured.stats.guard_misses) == ["torch.rote_test_third"]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("runs", ["", "builtins.eval('1')", "other.eval('1')"])
+def test_a_module_that_evaluates_is_no_text(runs: str) -> None:
+    """`eval` is a function of Python's, and a method of modules."""
+    source = f"""
+import builtins
+import builtins as other
+
+def step(x):
+    model.eval()
+    y = model(x) * builtins.abs(-2)
+    model.train()
+    {runs}
+    return y
+"""
+
+    def script(capture: Capture) -> Calls:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4).requires_grad_(False)
+        names: dict[str, Any] = {"model": model, "__name__": "script"}
+        exec(compile(source, "<script>", "exec"), names)
+        step = capture(names["step"], state=model)
+        for _ in range(8):
+            yield step(torch.randn(2, 4))
+        return model
+
+    found = check_right(script)
+    if not ORACLE_ONLY:
+        stats = found.steps[0].stats
+        assert bool(stats.replays) != bool(runs) and bool(stats.refusals) == bool(runs), stats

@@ -428,9 +428,11 @@ class Named:
             if "__getattr__" in own:  # answers for what is absent
                 absent |= asked
         for key in sorted(asked & own.keys()):
+            item = own[key]
+            if runs_text(item) and own is vars(builtins) and not self._names_of_builtins(key):
+                continue  # `eval` is the name of a method of modules too
             if not self._entry(id(own), key):
                 continue
-            item = own[key]
             subject = f"{name}.{key}"
             if not library:
                 if walk.add(DICT_ITEM, own, key, HOST, subject, item):
@@ -450,6 +452,12 @@ class Named:
                 if type(key) is str and plain(item) and self._entry(id(own), key):
                     walk.add(DICT_ITEM, own, key, HOST, f"{name}.{key}", item)
         self._lacks(name, own, absent - own.keys())
+
+    def _names_of_builtins(self, key: str) -> bool:
+        """Whether code says `builtins.eval`, by whatever name the module has there."""
+        owners = {owner for names in self._noted.values() for owner, name in names.pairs if name == key}
+        every = [function.__globals__ for function, _, _ in self._owners.values()]
+        return "builtins" in owners or any(own.get(owner) is builtins for own in every for owner in owners)
 
     def _lacks(self, name: str, own: dict[str, Any], keys: set[str]) -> None:
         """Guards that there is nothing under some names."""
