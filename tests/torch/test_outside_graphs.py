@@ -83,7 +83,13 @@ def writes_data(y: Tensor, old: Tensor) -> Tensor:
     return (y + old.detach()).square().mean()
 
 
-def rebases(y: Tensor, old: Tensor) -> Tensor:
+def adds(y: Tensor, old: Tensor) -> Tensor:
+    loss = (y + old.detach()).square().mean()
+    old.add_(loss)
+    return loss
+
+
+def adds_to_the_graph(y: Tensor, old: Tensor) -> Tensor:
     old.mul_(0.5)
     return (y + old.detach()).square().mean()
 
@@ -94,9 +100,10 @@ def rebases(y: Tensor, old: Tensor) -> Tensor:
     [
         (goes_on, "goes backward into the autograd graph of args[1]"),
         (looks, ""),
-        (writes, "writes to args[1]"),
+        (writes, ""),
         (writes_data, ""),
-        (rebases, "writes to args[1]"),
+        (adds, ""),
+        (adds_to_the_graph, "adds to the autograd graph of args[1]"),
     ],
 )
 def test_what_a_step_does_with_a_graph_from_outside(body: Callable[[Tensor, Tensor], Tensor], why: str) -> None:
@@ -115,7 +122,7 @@ def test_what_a_step_does_with_a_graph_from_outside(body: Callable[[Tensor, Tens
         step = capture(step, state=[model, optimizer])
         for _ in range(CALLS):
             old = outer(torch.randn(3, 4))
-            yield step(torch.randn(3, 4), old), old.detach()
+            yield step(torch.randn(3, 4), old), old.detach(), old.requires_grad
         return model, outer, optimizer
 
     found = check_right(script)

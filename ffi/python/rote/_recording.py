@@ -234,7 +234,7 @@ class Recording(Naming):
         structure = self._open_arguments()
         resumed = self._resume()
         self.name_all()
-        self._watch.more.append(OutsideGraphs(self.with_graphs, self.refuse).patches)
+        self._watch.more.append(OutsideGraphs(self.with_graphs, self.refuse, self._watch.used_up).patches)
         extents = self.extents()
         self.check_storages(extents)
         given = _containers.all_of((self.args, self.kwargs))
