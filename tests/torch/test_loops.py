@@ -542,6 +542,21 @@ def as_torchtune_has_it(job: Job, loader: Batches, epoch: int) -> None:
             num_tokens = 0
 
 
+def as_torchtune_accumulates(job: Job, loader: Batches, epoch: int) -> None:
+    running_loss: Any = 0
+    for idx, (x, y) in enumerate(loader):
+        tokens = (y != 3).sum()
+        loss = F.cross_entropy(job.model(x), y) * tokens
+        running_loss += loss
+        loss.backward()
+        if (idx + 1) % 2 == 0:
+            job.optimizer.step()
+            job.optimizer.zero_grad(set_to_none=True)
+            loss_to_log = running_loss.item() / tokens
+            job.log.append(f"{epoch}|{loss_to_log}")
+            running_loss = 0
+
+
 def sums_over_parts(job: Job, loader: Batches, epoch: int) -> None:
     running_loss: Any = 0
     for idx, (x, y) in enumerate(loader):
@@ -582,6 +597,7 @@ BODIES = [
     clips_by_mixed,
     as_timm_has_it,
     as_torchtune_has_it,
+    as_torchtune_accumulates,
     sums_over_parts,
 ]
 #: Which are right, and of which Rote replays little or nothing.

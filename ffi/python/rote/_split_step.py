@@ -46,10 +46,12 @@ class _Head(Step):
     """The first part of a step. It says of itself whether it can be replayed."""
 
     refused: str = ""
+    is_refused_later = False  # in calls that go another way than those with a plan
 
     def __init__(self, function: Callable[..., Any], state: Any, **options: Any) -> None:
         super().__init__(function, state, **options)
         self._in_vain = 0  # recordings that have led to no plan
+        self.stops: list[_tails.Stop] = []  # of the recording that has just ended
         self.moved: _moves.Moved | None = None  # of which statements have been moved behind this part
         self.original: Any = None  # what stands for this part and the rest, as they are written
         self.of_original: tuple[Any, Any] = (), {}  # its arguments in the present call
@@ -80,11 +82,13 @@ class _Head(Step):
 
     def _refused(self, reason: str) -> None:
         if self.has_plan():
+            self.is_refused_later = True
             super()._refused(reason)
         else:
             self.refused = self.refused or reason
 
     def _kept(self, outcome: dict[str, Any], recording: Recording) -> None:
+        self.stops = recording.stops
         self._count_in_vain()
 
     def _count_in_vain(self) -> None:
@@ -136,6 +140,10 @@ class SplitStep(Step):
         self._head: _Head | None = None
         self._halves: _tails.Halves | None = None
         self._is_new = False  # no call has gone to the head so far
+        self._has_shortened = False
+        self._last_resort: list[
+            tuple[int, int]
+        ] = []  # the first part that served some ways alone, when another is tried
         self._ops = 0  # that the whole step ran before its last stop
         self._seen_ops = 0  # that it ran in a call that was looked at
         self._earlier = Stats()  # of first parts that were given up
@@ -175,6 +183,9 @@ class SplitStep(Step):
                 result = halves.end(left, args, kwargs) if falls else left
             if self._is_new or self._ops or self._seen_ops or not head.has_plan():
                 self._without_errors(lambda: self._judge(head, halves, left if falls else ()))
+            if head.is_refused_later and head is self._head:
+                head.is_refused_later = False
+                self._without_errors(lambda: self._shorten(head))
             return result
 
     def _run_rest(self, head: _Head, args: Any, kwargs: Any) -> Any:
@@ -196,6 +207,18 @@ class SplitStep(Step):
         elif head.refused or self._is_slight(head):
             if head.refused and cause_of(head.refused) == cause_of(self._why):
                 self._hopeless.append(self._at)
+            self._split()
+
+    def _shorten(self, head: _Head) -> None:
+        """Tries a first part that ends earlier, once: it may serve all ways that calls go. If it does not, the present
+        one is taken again."""
+        begin, end = self._at
+        last = 1 << 30 if end == _tails.LAST else end
+        tails = [] if self._code is None or begin < 0 else _tails.places(self._code, head.stops)
+        shorter = [(begin, tail) for tail in tails if max(begin, 0) < tail < last]
+        if shorter and not self._has_shortened:
+            self._has_shortened, self._last_resort = True, [self._at]
+            self._attempts += shorter[::-1]
             self._split()
 
     def _without_errors(self, do: Callable[[], None]) -> None:
@@ -343,7 +366,8 @@ class SplitStep(Step):
                 self._tried.add(attempt)
                 if self._halve(*attempt):
                     return True
-        return False
+        last_resort, self._last_resort = self._last_resort, []
+        return any(self._halve(*attempt) for attempt in last_resort)
 
     def _halve(self, begin: int, end: int, anew: Set[str] = frozenset()) -> bool:
         """Records the statements between two places, if the step can be parted there."""
