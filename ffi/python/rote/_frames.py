@@ -220,8 +220,8 @@ def may_swallow(manager: Any) -> bool:
     if kind in _OF_GENERATORS:
         code = getattr(manager.gen, "gi_code", None)
         return code is None or _is_lenient_code(code)
-    if kind is contextlib.suppress:
-        return bool(manager._exceptions)
+    if issubclass(kind, contextlib.suppress):
+        return kind is not contextlib.suppress or bool(manager._exceptions)
     return kind in _STACKS or _may_handle(inspect.getattr_static(kind, "__exit__", None))
 
 

@@ -141,9 +141,6 @@ class SplitStep(Step):
         self._halves: _tails.Halves | None = None
         self._is_new = False  # no call has gone to the head so far
         self._has_shortened = False
-        self._last_resort: list[
-            tuple[int, int]
-        ] = []  # the first part that served some ways alone, when another is tried
         self._ops = 0  # that the whole step ran before its last stop
         self._seen_ops = 0  # that it ran in a call that was looked at
         self._earlier = Stats()  # of first parts that were given up
@@ -217,8 +214,9 @@ class SplitStep(Step):
         tails = [] if self._code is None or begin < 0 else _tails.places(self._code, head.stops)
         shorter = [(begin, tail) for tail in tails if max(begin, 0) < tail < last]
         if shorter and not self._has_shortened:
-            self._has_shortened, self._last_resort = True, [self._at]
-            self._attempts += shorter[::-1]
+            self._has_shortened = True
+            self._tried.discard(self._at)
+            self._attempts = [self._at, *shorter[::-1]]
             self._split()
 
     def _without_errors(self, do: Callable[[], None]) -> None:
@@ -366,8 +364,7 @@ class SplitStep(Step):
                 self._tried.add(attempt)
                 if self._halve(*attempt):
                     return True
-        last_resort, self._last_resort = self._last_resort, []
-        return any(self._halve(*attempt) for attempt in last_resort)
+        return False
 
     def _halve(self, begin: int, end: int, anew: Set[str] = frozenset()) -> bool:
         """Records the statements between two places, if the step can be parted there."""
