@@ -195,36 +195,35 @@ pub fn replace_in(plan: &mut Plan, at: usize, new: impl Fn(ValueId) -> ValueId +
 
 /// A list of values with others in their places.
 fn ids_with(plan: &mut Plan, range: Range, new: impl Fn(ValueId) -> ValueId) -> Range {
-    let old = plan.ids(range).to_vec();
-    let ids: Vec<ValueId> = old
-        .iter()
+    let ids: Vec<ValueId> = (plan.ids(range).iter())
         .map(|&id| if id == NONE { NONE } else { new(id) })
         .collect();
-    if ids == old {
-        return range;
-    }
     let start = plan.ids.len() as u32;
     plan.ids.extend(ids);
     Range { start, ..range }
 }
 
-/// A list of arguments with other values in their places.
+/// A list of arguments with other values in their places. It has entries of its own: the old
+/// ones stay in the plan, and what renumbers values would change a shared one twice.
 fn args_with(plan: &mut Plan, range: Range, new: impl Fn(ValueId) -> ValueId + Copy) -> Range {
-    let old = plan.args[range.indices()].to_vec();
-    let args: Vec<Arg> = old
-        .iter()
-        .map(|arg| match *arg {
-            Arg::Value(value) => Arg::Value(new(value)),
-            Arg::Values(range) => Arg::Values(ids_with(plan, range, new)),
-            Arg::List(range) => Arg::List(args_with(plan, range, new)),
-            other => other,
-        })
-        .collect();
-    if args == old {
-        return range;
+    let mut own = plan.args[range.indices()].to_vec();
+    for arg in &mut own {
+        match arg {
+            Arg::Value(value) => *value = new(*value),
+            Arg::Values(range) => *range = ids_with(plan, *range, new),
+            Arg::List(range) => *range = args_with(plan, *range, new),
+            Arg::Wrapped(inner) => {
+                let inside = Range {
+                    start: *inner,
+                    len: 1,
+                };
+                *inner = args_with(plan, inside, new).start;
+            }
+            _ => {}
+        }
     }
     let start = plan.args.len() as u32;
-    plan.args.extend(args);
+    plan.args.extend(own);
     Range { start, ..range }
 }
 

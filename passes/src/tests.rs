@@ -368,6 +368,50 @@ fn a_fused_optimizer_step_leaves_gradients() {
 }
 
 #[test]
+fn lists_of_a_step_that_reads_buckets_keep_what_they_name() {
+    let (x, bucket) = (tensor(1, &[8]), tensor(2, &[6]));
+    let parts = [bucket.view(&[3], &[1], 0), bucket.view(&[3], &[1], 3)];
+    let gradients = [3, 4].map(|storage| tensor(storage, &[3]));
+    let weights = [5, 6].map(|storage| tensor(storage, &[3]));
+    let moments = [7, 8].map(|storage| tensor(storage, &[3]));
+    let lists = [&weights, &gradients, &moments].map(|[a, b]| vec![a.event(), b.event()]);
+    let mut fused = op("aten::_fused_sgd_", &[], &[]);
+    fused.args = lists.map(|list| written(ArgEvent::Tensors(list))).to_vec();
+    fused
+        .args
+        .extend([read(ArgEvent::None), read(ArgEvent::None)]);
+    let mut steps = vec![op("aten::nonsense", &[&x], &[&bucket])];
+    // Equal gradients: one of them is made once the copies are gone.
+    steps.extend(gradients.iter().map(|to| op("aten::neg", &[&x], &[to])));
+    let pairs = || gradients.iter().zip(&parts);
+    steps.extend(pairs().map(|(gradient, part)| in_place("aten::add_", part, &[gradient])));
+    steps.extend(pairs().map(|(gradient, part)| in_place("aten::copy_", gradient, &[part])));
+    steps.push(fused);
+    let [a, b] = &weights;
+    let [c, d] = &moments;
+    let found = run("copies,common", &steps, &[], &[&x, a, b, c, d]).plan;
+    assert_eq!((left(&found, "copy_"), left(&found, "neg")), (0, 1));
+    let last = found.instrs.iter().rev();
+    let is_fused = |instr: &&Instr| matches!(instr, Instr::Local { op, .. } if found.str(*op).contains("fused"));
+    let fused = last.clone().find(is_fused).expect("the step");
+    let Instr::Local { args, .. } = fused else {
+        unreachable!()
+    };
+    let lists: Vec<Vec<u32>> = (found.args[args.indices()].iter())
+        .filter_map(|arg| match arg {
+            rote_plans::Arg::Values(list) => Some(found.ids(*list).to_vec()),
+            _ => None,
+        })
+        .collect();
+    let bound = |list: &Vec<u32>| list.iter().all(|value| found.is_bound(*value));
+    assert!(bound(&lists[0]) && bound(&lists[2]), "{lists:?}");
+    let offsets: Vec<_> = (lists[1].iter())
+        .map(|value| found.values[*value as usize].offset)
+        .collect();
+    assert_eq!(offsets, [0, 3]);
+}
+
+#[test]
 fn pieces_that_are_joined_as_they_lie_are_the_whole() {
     let x = tensor(1, &[4, 16]);
     let whole = tensor(2, &[4, 16]);

@@ -94,6 +94,19 @@ class Setting:
 
 VIEWS = {"gradient_as_bucket_view": True}
 STATIC = {"static_graph": True}
+
+
+class Twice(nn.Module):
+    """Two biases with one gradient, as in cells of recurrent networks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(8, 5), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.one(x) + self.two(torch.tanh(x))  # type: ignore[no-any-return]
+
+
 UNALIGNED = partial(Net, width=29)
 SETTINGS = {
     "default": Setting(),
@@ -118,6 +131,14 @@ SETTINGS = {
     "fused": Setting(VIEWS, optimizer=partial(adamw, fused=True)),
     "one by one": Setting(optimizer=partial(adamw, foreach=False)),
     "half": Setting(VIEWS, net=lambda: Net().bfloat16()),
+    **{
+        f"equal gradients, {name}": Setting(net=Twice, optimizer=optimizer)
+        for name, optimizer in {
+            "fused": partial(adamw, fused=True),
+            "foreach": partial(adamw, foreach=True),
+            "momentum": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True),
+        }.items()
+    },
     # Gradients begin anywhere in the buckets, and optimizers read them there.
     "unaligned": Setting(net=UNALIGNED, optimizer=partial(adamw, fused=True)),
     "unaligned, one by one": Setting(net=UNALIGNED, optimizer=partial(adamw, foreach=False)),
