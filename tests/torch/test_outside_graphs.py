@@ -89,6 +89,20 @@ def adds(y: Tensor, old: Tensor) -> Tensor:
     return loss
 
 
+def hooks(y: Tensor, old: Tensor) -> Tensor:
+    old.register_hook(lambda gradient: gradient * 3)
+    return looks(y, old)
+
+
+def retains(y: Tensor, old: Tensor) -> Tensor:
+    old.retain_grad()
+    return looks(y, old)
+
+
+def asks(y: Tensor, old: Tensor) -> Tensor:
+    return looks(y, old) * (2 if "Addmm" in str(old.grad_fn) else 1)
+
+
 def adds_to_the_graph(y: Tensor, old: Tensor) -> Tensor:
     old.mul_(0.5)
     return (y + old.detach()).square().mean()
@@ -103,6 +117,9 @@ def adds_to_the_graph(y: Tensor, old: Tensor) -> Tensor:
         (writes, ""),
         (writes_data, ""),
         (adds, ""),
+        (hooks, "calls register_hook of args[1]"),
+        (retains, "calls retain_grad of args[1]"),
+        (asks, "asks for grad_fn of args[1]"),
         (adds_to_the_graph, "adds to the autograd graph of args[1]"),
     ],
 )
@@ -132,29 +149,32 @@ def test_what_a_step_does_with_a_graph_from_outside(body: Callable[[Tensor, Tens
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("part", ["used", "unused"])
+@pytest.mark.parametrize("part", ["used", "unused", "another", "nothing saved"])
 def test_results_with_a_part_of_a_graph(part: str) -> None:
     """One whose graph meets what the backward pass has freed cannot be used again; another one can."""
 
     def script(capture: Capture) -> Any:
         torch.manual_seed(0)
-        model = nn.Linear(4, 4)
+        model, other = nn.Linear(4, 4), nn.Linear(4, 4)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
         def step(x: Tensor) -> Any:
             y = model(x)
-            y.square().mean().backward()
+            loss = model.weight.sum() + model.bias.sum() if part == "nothing saved" else y.square().mean()
+            loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            return y + 1 if part == "used" else model.bias + 1
+            return {"used": y + 1, "unused": model.bias + 1, "another": y + other(x), "nothing saved": loss}[part]
 
-        step = capture(step, state=[model, optimizer], tail=False)
+        step = capture(step, state=[model, other, optimizer], tail=False)
         for _ in range(CALLS):
             result = step(torch.randn(3, 4))
             yield result.detach(), result.requires_grad
         if part == "used":
             with pytest.raises(RuntimeError):
                 result.sum().backward()
+        elif part == "another":
+            yield torch.autograd.grad(result.sum(), other.weight)
         else:
             result.sum().backward()
         return model, optimizer

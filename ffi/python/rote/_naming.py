@@ -88,7 +88,7 @@ class Naming(abc.ABC):
         self.args, self.kwargs = args, kwargs
         self.leaves: list[tuple[str, Any]] = []
         self.specs = _record.Specs(session)
-        self.with_graphs: list[tuple[str, torch.Tensor]] = []  # arguments with graphs from outside of the step
+        self.with_grad: list[tuple[str, torch.Tensor]] = []  # arguments of a whole step that require grad
         self.versions: list[tuple[torch.Tensor, int, int]] = []  # of named tensors, and their local ones
         self.grads: list[tuple[str, torch.Tensor, torch.Tensor | None]] = []
 
@@ -114,8 +114,8 @@ class Naming(abc.ABC):
                 self._track_grad(path, tensor, NO_INDEX)
         for i, (path, leaf) in enumerate(self.leaves):
             if isinstance(leaf, torch.Tensor):
-                if leaf.requires_grad and not leaf.is_leaf and not self._is_region:
-                    self.with_graphs.append((path, leaf))
+                if leaf.requires_grad and not self._is_region:
+                    self.with_grad.append((path, leaf))
                 self.name(BINDING_ARG, path, leaf, leaf, i)
                 self._track_grad(path, leaf, i)
 

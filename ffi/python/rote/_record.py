@@ -34,6 +34,7 @@ from ._meshes import Meshes
 from ._metadata_reads import MetadataReads
 from ._native import c_text, check, error, lib
 from ._numbers import MAY_RAISE, MAY_RAISE_LATE, NO_INDEX, REFUSED
+from ._outside import Outside
 from ._specs import spec_text
 
 _Number = TypeVar("_Number")
@@ -364,6 +365,7 @@ class Watch:
         #: Is called where the step does what a plan may not be able to hold: reads on the host, and refusals.
         self.at_stop: Callable[[], None]
         #: Patches of others, while the step runs.
+        self.outside: Outside | None = None  # what arguments bring along
         self.more: list[Callable[[ExitStack, Callable[..., Any]], None]] = []
         self.follows_nothing()
         self.number: float | None = None  # of which PyTorch makes a tensor now
@@ -392,6 +394,8 @@ class Watch:
         """Enters every patch."""
         self.metadata_reads.patches(stack, _patched)
         stack.enter_context(self.handlers.watch_suppress())
+        if self.outside is not None:
+            self.outside.patches(stack, _patched)
         for patches in self.more:
             patches(stack, _patched)
         for name in _HOST_READS:
@@ -771,11 +775,25 @@ class Watch:
 
         return dispatch
 
-    def used_up(self, node: Any) -> bool:
-        """Whether a backward pass of this recording has used a graph up: the node itself, or one that any pass from the
-        node meets, and that has freed what it had saved."""
-        used = _reached(self._roots)
-        return node in used or any(each in used and _has_freed(each) for each in _reached([node]))
+    def used_up(self, node: Any, outside: Set[Any] = frozenset()) -> bool:
+        """Whether a backward pass of this recording has used a graph up: whatever leads from the node to a leaf meets a
+        node that has freed what it had saved, or one of those that are ``outside``."""
+        used, has_met = _reached(self._roots), False
+        seen: set[Any] = set()
+        pending = [node]
+        while pending:
+            current = pending.pop()
+            if current in seen or current in outside:
+                continue
+            seen.add(current)
+            if current in used and _has_freed(current):
+                has_met = True
+                continue
+            following = [each for each, _ in current.next_functions if each is not None]
+            if not following:
+                return False  # a leaf, or a function without inputs
+            pending.extend(following)
+        return has_met
 
     def forget(self) -> None:
         """Drops the tensors and graphs that were held."""

@@ -66,7 +66,7 @@ from ._numbers import (
     TUPLE_ITEM,
     WORLD,
 )
-from ._outside import OutsideGraphs
+from ._outside import Outside
 from ._policy import without_ops
 from ._reach import Reach
 from ._sources import position_in, sets_generator
@@ -234,7 +234,7 @@ class Recording(Naming):
         structure = self._open_arguments()
         resumed = self._resume()
         self.name_all()
-        self._watch.more.append(OutsideGraphs(self.with_graphs, self.refuse, self._watch.used_up).patches)
+        self._watch.outside = Outside(self.with_grad, self.refuse, self._watch.used_up)
         extents = self.extents()
         self.check_storages(extents)
         given = _containers.all_of((self.args, self.kwargs))
@@ -894,6 +894,9 @@ class Recording(Naming):
         kept = [(functools.partial(setattr, each.holder, each.key), node) for each, node in self._kept]
         return [*kept, *((each.put, node) for each, node in self._put)]
 
+    def _outside_nodes(self) -> set[Any]:
+        return set() if self._watch.outside is None else self._watch.outside.nodes
+
     def compare(self, variant: int) -> dict[str, Any] | None:
         """Ends the recording without a plan: the first instruction that the plan of a variant has otherwise."""
         structure, _, views, _ = self._leave()
@@ -973,7 +976,7 @@ class Recording(Naming):
                     f"{gives} a tensor ({short_text(tensor)}) that the step has made and that requires grad",
                     "detach the tensor, and call requires_grad_() outside of the captured function",
                 )
-            elif requires_grad and not self._watch.used_up(tensor.grad_fn):
+            elif requires_grad and not self._watch.used_up(tensor.grad_fn, self._outside_nodes()):
                 self._watch.refuse(
                     "",
                     f"{gives} a tensor ({short_text(tensor)}) with an autograd graph that no backward pass in the "
