@@ -602,8 +602,42 @@ BODIES = [
 ]
 #: Which are right, and of which Rote replays little or nothing.
 OTHERS = [while_there_are_steps, sums_of_other_kinds]
+
+
+def keeps_functions(job: Job, loader: Batches, epoch: int) -> Any:
+    kept = []
+    for i, (x, y) in enumerate(loader):
+        kept.append(lambda: i)  # noqa: B023
+        F.cross_entropy(job.model(x), y).backward()
+    return [each() for each in kept]
+
+
+def calls_one_of_another_turn(job: Job, loader: Batches, epoch: int) -> Any:
+    found = []
+    for i, (x, y) in enumerate(loader):
+        if i:
+            found.append(number())  # noqa: F821
+
+        def number() -> int:
+            return i  # noqa: B023
+
+        F.cross_entropy(job.model(x), y).backward()
+    return found
+
+
+def hooks_in_a_turn(job: Job, loader: Batches, epoch: int) -> None:
+    for i, (x, y) in enumerate(loader):
+        if epoch == i == 0:
+            job.model[0].weight.register_hook(lambda gradient: gradient * i)  # noqa: B023
+        F.cross_entropy(job.model(x), y).backward()
+        job.optimizer.step()
+
+
 #: Whose loops cannot be captured, and why.
 WHOLE = {
+    keeps_functions: "may be called when i is another one",
+    calls_one_of_another_turn: "may be called when i is another one",
+    hooks_in_a_turn: "may be called when i is another one",
     under_a_try: "under a `try`",
     under_a_manager: "under a `try`",
     deletes_in_a_turn: "deletes a variable that is set before it",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import builtins
 import os
 import sys
 import tokenize
 import types
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,10 +41,10 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _location(script: str, is_module: bool) -> tuple[str, str | None]:
-    """The file of a script, and the package that a module is in."""
+def _location(script: str, is_module: bool) -> tuple[str, str | None, ModuleSpec | None]:
+    """The file of a script, and of a module the package that it is in, and its specification."""
     if not is_module:
-        return os.path.abspath(script), None
+        return os.path.abspath(script), None, None
     from importlib.util import find_spec
 
     spec = find_spec(script)
@@ -51,7 +53,7 @@ def _location(script: str, is_module: bool) -> tuple[str, str | None]:
         spec = find_spec(script)
     if spec is None or spec.origin is None:
         sys.exit(f"rote: no module named {script}")
-    return spec.origin, spec.parent
+    return spec.origin, spec.parent, spec
 
 
 def _row(name: str, stats: Any) -> str:
@@ -92,14 +94,16 @@ def main() -> None:
     from ._script import Captures, Finder
 
     captures = Captures(plans=arguments.plans, verify=arguments.verify, strict=arguments.strict)
-    path, package = _location(arguments.script, arguments.is_module)
+    path, package, spec = _location(arguments.script, arguments.is_module)
     try:
         with tokenize.open(path) as file:
             source = file.read()
     except OSError as problem:
         sys.exit(f"rote: {problem}")
     module = types.ModuleType("__main__")
-    module.__file__, module.__package__ = path, package
+    module.__file__, module.__package__, module.__spec__ = path, package, spec
+    module.__loader__ = SourceFileLoader("__main__", path)
+    vars(module).update(__builtins__=builtins, __cached__=None)
     own = sys.modules["__main__"]  # held: whoever runs has its globals
     sys.modules["__main__"] = module
     sys.argv = [path if arguments.is_module else arguments.script, *arguments.arguments]

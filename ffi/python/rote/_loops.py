@@ -18,15 +18,20 @@ from typing import Any
 from . import _rewrite
 from ._blocks import source_of
 from ._liveness import Liveness
+from ._return_places import sees_variables
 from ._rewrite import LATER, OF_ITS_OWN, loaded, may_swallow, mentioned, names_set, plain_names, stored, walk
 
 Loop = ast.For | ast.While
-_TURN = "turn {}"  # no variable of a script is named so, nor any of those below
-_CELLS = "cells of turn {}"
-_LEFT = "what a turn has left"
-_MORE = "what else a turn has left"
+_TURN = "_turn {}"  # no variable of a script is named so, nor any of those below
+_CELLS = "_cells of turn {}"
+_LEFT = "_what a turn has left"
+_MORE = "_what else a turn has left"
 _READ, _SET = "read", "set"  # what statements do with a variable first
 _NEXT, _BREAK, _RETURN = range(3)
+# Calls that keep functions passed to them.
+_KEEPING = frozenset(
+    ["append", "appendleft", "add", "insert", "extend", "put", "submit", "setdefault", "update", "push", "callback", "partial", "setattr", "Thread", "Timer"]
+)
 
 
 class NotCapturedError(ValueError):
@@ -50,6 +55,8 @@ def remade(function: Any, capture: Callable[[types.FunctionType], Callable[..., 
     made = _rewrite.made_of(plain, whole, more=loops.used)
     if made is None:
         raise NotCapturedError("its source cannot be compiled again")
+    made.__doc__, made.__annotations__ = plain.__doc__, dict(plain.__annotations__)
+    made.__dict__.update(plain.__dict__)
     return _rewrite.in_place(function, made)
 
 
@@ -210,8 +217,12 @@ class _Loops:
             return f"changes a variable that a function sees: {min(changed & names)}"
         if self._nonlocal & set(mentioned(loop.body)) & self._own:
             return "names a variable that a function inside changes"
+        if name := self._kept_by_functions(loop, changed):
+            return f"makes a function that may be called when {name} is another one"
         if any(isinstance(each, ast.Name) and each.id == "super" for each in every):
             return "calls super()"
+        if any(map(sees_variables, every)):
+            return "gets at variables otherwise than by their names (locals, dir, eval)"
         outside = self._outside(loop)
         if _rewrite.deleted(loop.body) & outside & self._own:
             return "deletes a variable that is used elsewhere"
@@ -221,10 +232,47 @@ class _Loops:
             return "sets variables under a `try`: what comes after an error would find them otherwise"
         return ""
 
+    def _kept_by_functions(self, loop: Loop, changed: Set[str]) -> str:
+        """A variable that changes from turn to turn, and that a function made in a turn may read in another one: a turn
+        has variables of its own. Functions that are called by their names, or passed to calls that do not keep them, go
+        with the turn."""
+        parents = {id(inner): each for each in walk(loop.body) for inner in ast.iter_child_nodes(each)}
+        mine = set(map(id, walk(loop.body)))
+
+        def goes(node: ast.AST) -> bool:
+            parent = parents.get(id(node))
+            while isinstance(parent, ast.keyword | ast.Starred):
+                parent = parents.get(id(parent))
+            return isinstance(parent, ast.Call) and (parent.func is node or not _keeps(parent.func))
+
+        for each in walk(loop.body):
+            seen = _rewrite.seen_by(each) & changed if isinstance(each, LATER) else set[str]()
+            if not seen:
+                continue
+            if isinstance(each, ast.FunctionDef) and each in loop.body:
+                uses = [use for use in self._uses if isinstance(use, ast.Name) and use.id == each.name]
+                behind = (use.lineno > (each.end_lineno or 0) or _is_within(use, each) for use in uses)
+                if all(id(use) in mine and goes(use) for use in uses) and all(behind):
+                    continue
+            elif isinstance(each, ast.Lambda | ast.GeneratorExp) and goes(each):
+                continue
+            return min(seen)
+        return ""
+
     def _outside(self, loop: Loop) -> set[str]:
         """The variables that the function uses outside of the body of a loop."""
         inside = {id(each) for each in walk(loop.body)}
         return {each.id for each in self._uses if id(each) not in inside}
+
+
+def _keeps(callee: ast.expr) -> bool:
+    """Whether a call may keep a function that is passed to it, as its name tells."""
+    name = getattr(callee, "attr", getattr(callee, "id", ""))
+    return not name or name.startswith("register") or name in _KEEPING
+
+
+def _is_within(node: ast.AST, function: ast.AST) -> bool:
+    return any(each is node for each in ast.walk(function))
 
 
 def _placed(statement: ast.stmt, at: ast.stmt) -> ast.stmt:

@@ -366,6 +366,7 @@ class Watch:
         self.at_stop: Callable[[], None]
         #: Patches of others, while the step runs.
         self.outside: Outside | None = None  # what arguments bring along
+        self.keeps_prints = False  # refuses a step that prints, which a replay does not
         self.more: list[Callable[[ExitStack, Callable[..., Any]], None]] = []
         self.follows_nothing()
         self.number: float | None = None  # of which PyTorch makes a tensor now
@@ -420,6 +421,8 @@ class Watch:
         if self.iterators:
             stack.enter_context(_patched(builtins, "next", self._next()))
         stack.enter_context(_patched(builtins, "id", self._id()))
+        if self.keeps_prints:
+            stack.enter_context(_patched(builtins, "print", self._print()))
         stack.enter_context(_patched(torch.utils, "swap_tensors", self._swap()))
         get, set_ = torch.get_rng_state, torch.set_rng_state
         saved, restored = self._save(get, (0, -1)), self._restore(set_, (0, -1))
@@ -507,6 +510,20 @@ class Watch:
                     "draw with torch, or draw outside the captured function and pass the result as an argument",
                 )
         self._moving = []
+
+    def _print(self) -> Callable[..., None]:
+        original = builtins.print
+
+        def printing(*args: Any, **kwargs: Any) -> None:
+            if in_step():
+                self.refuse(
+                    "print",
+                    "prints before its last op: a replay prints nothing",
+                    "print behind the last op, or outside of the loop",
+                )
+            original(*args, **kwargs)
+
+        return printing
 
     def _next(self) -> Callable[..., Any]:
         original = builtins.next

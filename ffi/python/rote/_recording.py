@@ -234,6 +234,7 @@ class Recording(Naming):
         structure = self._open_arguments()
         resumed = self._resume()
         self.name_all()
+        self._watch.keeps_prints = self._step.keeps_prints
         self._watch.outside = Outside(self.with_grad, self.refuse, self._watch.used_up)
         extents = self.extents()
         self.check_storages(extents)

@@ -19,13 +19,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import _loops
-from ._capture import Captured, capture
+from ._capture import Captured, capture, step_of
 from ._capture_loops import captured_turn, with_captured_loops
 from ._libraries import PACKAGES, is_file_of_python
 from ._return_places import sees_variables
 from ._rewrite import OF_ITS_OWN
 
-_LOOPS, _STEP = "what captures loops", "what captures a step"  # no variable of a script is named so
+_LOOPS, _STEP = "_what captures loops", "_what captures a step"  # no variable of a script is named so
 _OF_OPTIMIZERS = frozenset({"step", "zero_grad"})
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 # Scopes that run where they stand.
@@ -55,7 +55,7 @@ class Captures:
             text.__name__ = text.__qualname__ = "module"
             turn = functools.partial(self._turn, file)
             try:
-                names.update(_loops.remade_text(text, tree, _seen(source, path, tree), turn))
+                names.update(_loops.remade_text(text, tree, _seen(source, path, tree, names), turn))
             except _loops.NotCapturedError as problem:
                 self.why.append(f"{file}: no loop of the module's text can be captured: {problem}")
         return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
@@ -73,6 +73,7 @@ class Captures:
     def step(self, file: str, function: types.FunctionType) -> Callable[..., Any]:
         """A function that is captured."""
         captured = capture(function, **self._options)
+        step_of(captured).keeps_prints = True
         self.found.append((file, captured))
 
         @functools.wraps(function)
@@ -142,11 +143,17 @@ def _uses_rote(tree: ast.Module) -> bool:
     return any(name.partition(".")[0] == "rote" for name in names)
 
 
-def _seen(source: str, path: str, tree: ast.Module) -> set[str]:
+def _looks_up(node: ast.AST) -> bool:
+    """Whether a part of the source gets at globals without their names."""
+    return sees_variables(node) or (isinstance(node, ast.Name) and node.id == "globals")
+
+
+def _seen(source: str, path: str, tree: ast.Module, names: dict[str, Any]) -> set[str]:
     """The variables of a module that its functions may use, or whoever finds them by text."""
     every = list(ast.walk(tree))
     early = _before_loops(tree)
-    if any(sees_variables(each) for each in every if id(each) not in early):
+    looks_up = any(_looks_up(each) for each in every if id(each) not in early)
+    if looks_up or names["__name__"] != "__main__":  # others import what is in a module
         return {each.id for each in every if isinstance(each, ast.Name)}
     found = {each.value for each in every if isinstance(each, ast.Constant) and type(each.value) is str}
     left = [*symtable.symtable(source, path, "exec").get_children()]

@@ -119,6 +119,7 @@ class SplitStep(Step):
         op, whatever stands there; ``options``: those of :class:`Step`."""
         super().__init__(function, state, **options)
         self._options = options
+        self.keeps_prints = looks
         self._code = _returns.code_of(function) if tail else None
         self._stops: list[_tails.Stop] = []  # of the recording that has just ended
         self._why = ""  # the whole step is not replayed
@@ -390,6 +391,7 @@ class SplitStep(Step):
         if halves is None:
             return False
         head = _Head(halves.head, self.given_state, **{**self._options, "plans": self.plans, "host": None})
+        head.keeps_prints = self.keeps_prints
         where = f"until {halves.line or 'the end'}"
         if moved is not None:
             head.moved, head.state_of_original = moved, self.state

@@ -166,6 +166,8 @@ class Step:
 
     #: Whether only a part of a step is captured: gradients, and hooks of modules and tensors, are then outside.
     is_region = False
+    #: Whether calls in which the step prints stay eager.
+    keeps_prints = False
 
     def __init__(
         self,
