@@ -132,7 +132,8 @@ IMPORTS = """
 import inner
 from inner import loss, main
 main(2, "3")
-print(loss.item(), inner.x.sum().item(), main.__annotations__, main.__doc__, __builtins__.__name__, __loader__.path[-8:])
+print(loss.item(), inner.x.sum().item(), main.__annotations__, main.__doc__)
+print(__builtins__.__name__, __loader__.path[-8:])
 """
 INNER = """
 def main(turns: int, text: str = "") -> None:
