@@ -30,8 +30,22 @@ _READ, _SET = "read", "set"  # what statements do with a variable first
 _NEXT, _BREAK, _RETURN = range(3)
 # Calls that keep functions passed to them.
 _KEEPING = frozenset(
-    ("append", "appendleft", "add", "insert", "extend", "put", "submit", "setdefault", "update", "push", "callback")
-    + ("partial", "setattr", "Thread", "Timer")
+    {
+        *(
+            "append",
+            "appendleft",
+            "add",
+            "insert",
+            "extend",
+            "put",
+            "submit",
+            "setdefault",
+            "update",
+            "push",
+            "callback",
+        ),
+        *("partial", "setattr", "Thread", "Timer"),
+    }
 )
 
 
