@@ -814,7 +814,7 @@ class Watch:
 
     def forget(self) -> None:
         """Drops the tensors and graphs that were held."""
-        self.gradients = []
+        self.gradients, self.outside = [], None
         self._roots.clear()
         self._states.clear()
 

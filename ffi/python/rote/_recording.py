@@ -831,7 +831,7 @@ class Recording(Naming):
         self._watch.forget()
         if self._survey.number is None:
             self._survey.forget()
-        self._kept, self._put = [], []
+        self._kept, self._put, self.with_grad = [], [], []
         self._candidates.forget()
         self._contents, self._used, self._operands = {}, [], []
         self.unread.forget()

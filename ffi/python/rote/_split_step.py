@@ -11,6 +11,8 @@ from collections.abc import Callable, Set
 from dataclasses import fields, replace
 from typing import Any
 
+import torch
+
 from . import _blocks, _memory, _moves, _results, _returns, _tails
 from ._bridge import bridge
 from ._recording import Recording
@@ -161,7 +163,10 @@ class SplitStep(Step):
                 falls, left = self._front.run(*args, **kwargs)
                 if not falls:
                     return left
+                given = [*args, *kwargs.values()]
                 args, kwargs = self._front.arguments(left)
+                if not head.has_plan():
+                    head.refused = head.refused or _cut_graph(kwargs, given)
             block = kwargs[self._front.manager] if self._front is not None and self._front.manager else None
             if block is not None and block.may_swallow:
                 return self._run_rest(head, args, kwargs)
@@ -438,6 +443,16 @@ def _holds(attempt: tuple[int, int], other: tuple[int, int]) -> bool:
     """Whether the statements between two places are known to be among those between two others, in the same order."""
     (begin, end), (first, last) = attempt, other
     return 0 <= begin <= first and (end == _tails.LAST or _tails.LAST != last <= end)
+
+
+def _cut_graph(values: dict[str, Any], given: list[Any]) -> str:
+    """Why a part cannot be recorded by itself which takes these values, and the whole step those that are ``given``: it
+    takes a graph that the part before it has made. Empty if there is none."""
+    for name, value in values.items():
+        with_graph = isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf
+        if with_graph and all(value is not each for each in given):
+            return f"takes {name}, which carries an autograd graph from the part before"
+    return ""
 
 
 def _found_anew(halves: _tails.Halves, left: tuple[Any, ...]) -> set[str]:
