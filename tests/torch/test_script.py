@@ -348,4 +348,4 @@ def test_random_texts(part: int, tmp_path: Path) -> None:
         assert is_same(eager, found), f"seed {seed}: {eager} and {found}\n{path.read_text()}"
         assert not captures.why, captures.why
         replayed += any(step.stats.replays for _, step in captures.found)
-    assert replayed >= many // 4, replayed
+    assert replayed >= many // 8, replayed
