@@ -15,7 +15,7 @@
 //! run. So optimizers read the buckets of DDP, and not what DDP copies out of them. Such
 //! a source seldom is aligned: ops that go element by element may read it all the same.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use rote_plans::schedule::{COPIES, Ops};
 use rote_plans::{Arg, Def, Instr, Meta, NONE, Plan, Region, ValueId, keeps_to_arguments};
@@ -195,15 +195,15 @@ fn reads(plan: &Plan) -> Vec<Vec<(u32, ValueId)>> {
 fn writes_that_happen(plan: &Plan) -> Vec<Vec<u32>> {
     let mut writes = vec![Vec::new(); plan.values.len()];
     for (i, instr) in plan.instrs.iter().enumerate() {
-        let gradients = leaves_gradients(plan, instr).map(|list| plan.ids(list));
-        let left: Vec<_> = (gradients.unwrap_or_default().iter())
-            .map(|&gradient| root(plan, gradient))
-            .collect();
-        for_each_written(plan, instr, |root| {
-            if !left.contains(&root) {
-                writes[root as usize].push(i as u32);
+        match (instr, leaves_gradients(plan, instr)) {
+            (Instr::Local { writes: list, .. }, Some(gradients)) => {
+                let left: HashSet<_> = plan.ids(gradients).iter().collect();
+                for &value in plan.ids(*list).iter().filter(|v| !left.contains(v)) {
+                    writes[root(plan, value) as usize].push(i as u32);
+                }
             }
-        });
+            _ => for_each_written(plan, instr, |root| writes[root as usize].push(i as u32)),
+        }
     }
     writes
 }

@@ -233,7 +233,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
 def test_on_two_ranks(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(MODEL + PARALLEL + TEXT + LEFT)
+    (tmp_path / "train.py").write_text(MODEL + PARALLEL + TEXT + LEFT + "dist.destroy_process_group()\n")
     run = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     eager = ran(tmp_path, *run, "train.py")
     told = [(tmp_path / f"told by {rank}").read_text() for rank in (0, 1)]

@@ -32,7 +32,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--plans", metavar="DIR", help="keep plans in this directory, for later runs too")
     parser.add_argument("--verify", metavar="N", type=int, default=0, help="compare the first N replays with eager")
-    parser.add_argument("--strict", action="store_true", help="raise where something cannot be captured")
+    parser.add_argument("--strict", action="store_true", help="raise an error where a captured step cannot be replayed")
     parser.add_argument("--report", metavar="FILE", help="write a report on each step and loop to this file")
     parser.add_argument("--quiet", action="store_true", help="print no table at the end")
     parser.add_argument("-m", dest="is_module", action="store_true", help="the script is the name of a module")
@@ -86,11 +86,8 @@ def _report(captures: Captures, file: str | None, quiet: bool) -> None:
 def main() -> None:
     """Runs a script."""
     arguments = _arguments()
-    in_front = [] if sys.flags.safe_path else [sys.path.pop(0)]
-    if arguments.is_module:
-        sys.path[:0] = in_front
-    else:
-        sys.path.insert(0, os.path.dirname(os.path.abspath(arguments.script)))
+    if not (arguments.is_module or sys.flags.safe_path):
+        sys.path[0] = os.path.dirname(os.path.abspath(arguments.script))
     from ._script import Captures, Finder
 
     captures = Captures(plans=arguments.plans, verify=arguments.verify, strict=arguments.strict)

@@ -327,8 +327,10 @@ def _questions(code: types.CodeType, numbers: frozenset[str], bound: bool) -> _Q
     set, if it puts something else into the others: `total += loss`, where `total` is 0."""
     node = node_of(code)
     found = _asked(node, code, numbers, bound)
-    set_ = set() if node is None else {each.id for each in _parts(node) if _is_stored(each)}
-    return found if found is not None or numbers.isdisjoint(set_) else _asked(node, code, numbers - set_, bound)
+    if found is not None or node is None:
+        return found
+    set_ = {each.id for each in _parts(node) if _is_stored(each)}
+    return None if numbers.isdisjoint(set_) else _asked(node, code, numbers - set_, bound)
 
 
 def _is_stored(node: ast.AST) -> TypeGuard[ast.Name]:

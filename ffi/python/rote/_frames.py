@@ -10,7 +10,7 @@ import inspect
 import itertools
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -104,9 +104,8 @@ class Handlers:
         self.suppresses |= contextlib.suppress.__name__ in names
         self.lenient |= not _OF_TESTS.isdisjoint(names) or (stacks and not _PUSHED.isdisjoint(names))
 
-    @contextlib.contextmanager
-    def watch_suppress(self) -> Iterator[None]:
-        """Within, those that are entered are counted."""
+    def patches(self, stack: contextlib.ExitStack, patched: Callable[..., Any]) -> None:
+        """Counts those that are entered, until ``stack`` is left."""
         kind: Any = contextlib.suppress
         enter, leave = kind.__enter__, kind.__exit__
 
@@ -118,12 +117,9 @@ class Handlers:
             self.suppressing -= bool(manager._exceptions)
             return leave(manager, *error)
 
-        kind.__enter__, kind.__exit__ = entering, leaving
-        try:
-            yield
-        finally:
-            kind.__enter__, kind.__exit__ = enter, leave
-            self.suppressing = 0
+        self.suppressing = 0
+        stack.enter_context(patched(kind, "__enter__", entering))
+        stack.enter_context(patched(kind, "__exit__", leaving))
 
     @property
     def may_swallow(self) -> bool:

@@ -454,7 +454,7 @@ class Ends:
         return is_leaf(node) or node in self.given or node._sequence_nr() < self.begin
 
 
-def reached(roots: Iterable[Node | None], ends: Ends) -> tuple[set[Node], set[Node]]:
+def reached(roots: Iterable[Node | None], ends: Ends | tuple[()] = ()) -> tuple[set[Node], set[Node]]:
     """The nodes of a graph, and those of its ends that it has reached."""
     pending, nodes, reached_ends = list(roots), set[Node](), set[Node]()
     while pending:

@@ -115,7 +115,8 @@ class _Loops:
         self._capture = capture
         self._body = body
         self._own = own
-        self._more: dict[str, types.CellType] = {}
+        #: What the new statements use beside their variables.
+        self.used: dict[str, types.CellType] = {}
         self._why: list[str] = []
         every = list(walk(self._body))
         self._chosen = set(map(id, _chosen(self._body)))
@@ -132,14 +133,9 @@ class _Loops:
     def made(self, known: set[str]) -> list[ast.stmt]:
         """The new statements. ``known``: the variables that are set before them."""
         body, _ = self._block(self._body, known, handled=False)
-        if not self._more:
+        if not self.used:
             raise NotCapturedError("; ".join(self._why) or "it has no loop that trains, or that calls a model")
         return body
-
-    @property
-    def used(self) -> dict[str, types.CellType]:
-        """What the new statements use beside their variables."""
-        return self._more
 
     # -- statements -----------------------------------------------------------------
 
@@ -200,7 +196,7 @@ class _Loops:
         if why:
             self._why.append(f"the loop in line {loop.lineno} {why}")
             return [loop]
-        number = len(self._more) // 2
+        number = len(self.used) // 2
         targets = plain_names(loop.target) if isinstance(loop, ast.For) else []
         turn = _Turn(loop, self._own, known.union(targets), self._live.behind(loop), self._declared)
         cells = [types.CellType() for _ in turn.found]
@@ -215,8 +211,8 @@ class _Loops:
         function.__name__ = f"{self._function.__name__} (line {loop.lineno})"
         function.__qualname__ = f"{self._function.__qualname__} (line {loop.lineno})"
         function.__defaults__ = function.__kwdefaults__ = None
-        self._more[_TURN.format(number)] = types.CellType(self._capture(function))
-        self._more[_CELLS.format(number)] = types.CellType(tuple(cells))
+        self.used[_TURN.format(number)] = types.CellType(self._capture(function))
+        self.used[_CELLS.format(number)] = types.CellType(tuple(cells))
         first = loop.body[0]
         loop.body = [_placed(each, first) for each in turn.calls(_TURN.format(number), _CELLS.format(number))]
         return [loop]

@@ -35,6 +35,11 @@ _STORAGE_ACCESS = {
 Patch = Callable[[Any, str, Any], AbstractContextManager[None]]
 
 
+def of_tensors(name: str) -> Any:
+    """What tensors have by a name: a method, or a property."""
+    return vars(torch.Tensor).get(name, getattr(torch._C.TensorBase, name, None))
+
+
 class MetadataReads:
     """Watches what one recorded step reads of tensors, storages and generators."""
 
@@ -64,7 +69,7 @@ class MetadataReads:
         stack.enter_context(patched(torch.random, "default_generator", _Asked(generator, self._refuse_seed)))
 
     def _place(self, name: str) -> Any:
-        original = vars(torch.Tensor).get(name, getattr(torch._C.TensorBase, name, None))
+        original = of_tensors(name)
 
         def ask(tensor: torch.Tensor) -> None:
             if not self._is_step(sys._getframe(2).f_code):

@@ -6,18 +6,17 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 
 from ._frames import is_users_own
+from ._metadata_reads import Patch, of_tensors
 
 # What a step may ask of a graph, or put into one.
 _ASKED = ("grad_fn", "output_nr", "_backward_hooks")
 _PUT = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
-
-Patch = Callable[[Any, str, Any], AbstractContextManager[None]]
 
 
 class Outside:
@@ -27,10 +26,10 @@ class Outside:
         self,
         given: list[tuple[str, torch.Tensor]],
         refuse: Callable[[str, str, str], None],
-        used_up: Callable[[Any, set[Any]], bool],
+        used_up: Callable[[Any], bool],
     ) -> None:
         """``given``: the tensors, with their paths; ``used_up``: whether a backward pass of the step has used a graph
-        up, but for the nodes that are outside."""
+        up, but for what is outside."""
         self._paths = {id(tensor): path for path, tensor in given}
         self._graphs = [(path, tensor, node) for path, tensor in given if (node := _node(tensor)) is not None]
         #: The nodes at which the graphs outside begin.
@@ -51,7 +50,7 @@ class Outside:
         stack.callback(self._check_graphs)
 
     def _asked(self, name: str) -> Any:
-        original = _of_tensors(name)
+        original = of_tensors(name)
 
         def get(tensor: torch.Tensor) -> Any:
             if id(tensor) in self._paths and is_users_own(sys._getframe(1).f_code):
@@ -68,7 +67,7 @@ class Outside:
         return property(get, put)
 
     def _put(self, name: str) -> Any:
-        original = _of_tensors(name)
+        original = of_tensors(name)
 
         def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             if id(tensor) in self._paths:
@@ -93,16 +92,12 @@ class Outside:
         up."""
         for path, tensor, node in self._graphs:
             now = _node(tensor)
-            if now is not node and (now is None or not self._used_up(now, self.nodes)):
+            if now is not node and (now is None or not self._used_up(now)):
                 self._refuse(
                     "",
                     f"adds to the autograd graph of {path}, which comes from outside the step",
                     f"pass {path}.detach(), or write to a copy",
                 )
-
-
-def _of_tensors(name: str) -> Any:
-    return vars(torch.Tensor).get(name, getattr(torch._C.TensorBase, name, None))
 
 
 def _node(tensor: torch.Tensor) -> Any:

@@ -29,6 +29,7 @@ from ._arguments import notation
 from ._bridge import bridge
 from ._by_hand import ByHand
 from ._frames import TORCH, Handlers, handler_since, is_users_own, user_line
+from ._graph import reached
 from ._identity import address
 from ._meshes import Meshes
 from ._metadata_reads import MetadataReads
@@ -364,9 +365,9 @@ class Watch:
         self.read_metric: Callable[[torch.Tensor, types.FrameType, Callable[[torch.Tensor], float]], float | None]
         #: Is called where the step does what a plan may not be able to hold: reads on the host, and refusals.
         self.at_stop: Callable[[], None]
-        #: Patches of others, while the step runs.
         self.outside: Outside | None = None  # what arguments bring along
         self.keeps_prints = False  # refuses a step that prints, which a replay does not
+        #: Patches of others, while the step runs.
         self.more: list[Callable[[ExitStack, Callable[..., Any]], None]] = []
         self.follows_nothing()
         self.number: float | None = None  # of which PyTorch makes a tensor now
@@ -394,7 +395,7 @@ class Watch:
     def patches(self, stack: ExitStack) -> None:
         """Enters every patch."""
         self.metadata_reads.patches(stack, _patched)
-        stack.enter_context(self.handlers.watch_suppress())
+        self.handlers.patches(stack, _patched)
         if self.outside is not None:
             self.outside.patches(stack, _patched)
         for patches in self.more:
@@ -792,10 +793,11 @@ class Watch:
 
         return dispatch
 
-    def used_up(self, node: Any, outside: Set[Any] = frozenset()) -> bool:
+    def used_up(self, node: Any) -> bool:
         """Whether a backward pass of this recording has used a graph up: whatever leads from the node to a leaf meets a
-        node that has freed what it had saved, or one of those that are ``outside``."""
-        used, has_met = _reached(self._roots), False
+        node that has freed what it had saved, or the graph of an argument."""
+        used, has_met = reached(self._roots)[0], False
+        outside = set() if self.outside is None else self.outside.nodes
         seen: set[Any] = set()
         pending = [node]
         while pending:
@@ -817,18 +819,6 @@ class Watch:
         self.gradients, self.outside = [], None
         self._roots.clear()
         self._states.clear()
-
-
-def _reached(nodes: list[Any]) -> set[Any]:
-    """All nodes of the graphs that begin at these."""
-    seen: set[Any] = set()
-    pending = list(nodes)
-    while pending:
-        current = pending.pop()
-        if current not in seen:
-            seen.add(current)
-            pending.extend(following for following, _ in current.next_functions if following is not None)
-    return seen
 
 
 def _has_freed(node: Any) -> bool:

@@ -895,9 +895,6 @@ class Recording(Naming):
         kept = [(functools.partial(setattr, each.holder, each.key), node) for each, node in self._kept]
         return [*kept, *((each.put, node) for each, node in self._put)]
 
-    def _outside_nodes(self) -> set[Any]:
-        return set() if self._watch.outside is None else self._watch.outside.nodes
-
     def compare(self, variant: int) -> dict[str, Any] | None:
         """Ends the recording without a plan: the first instruction that the plan of a variant has otherwise."""
         structure, _, views, _ = self._leave()
@@ -977,7 +974,7 @@ class Recording(Naming):
                     f"{gives} a tensor ({short_text(tensor)}) that the step has made and that requires grad",
                     "detach the tensor, and call requires_grad_() outside of the captured function",
                 )
-            elif requires_grad and not self._watch.used_up(tensor.grad_fn, self._outside_nodes()):
+            elif requires_grad and not self._watch.used_up(tensor.grad_fn):
                 self._watch.refuse(
                     "",
                     f"{gives} a tensor ({short_text(tensor)}) with an autograd graph that no backward pass in the "

@@ -23,7 +23,6 @@ from ._capture import Captured, capture, step_of
 from ._capture_loops import captured_turn, with_captured_loops
 from ._libraries import PACKAGES, is_file_of_python
 from ._return_places import sees_variables
-from ._rewrite import OF_ITS_OWN
 
 _LOOPS, _STEP = "_what captures loops", "_what captures a step"  # no variable of a script is named so
 _OF_OPTIMIZERS = frozenset({"step", "zero_grad"})
@@ -122,18 +121,10 @@ class _Decorating(ast.NodeTransformer):
 
 def _runs_step(node: ast.FunctionDef) -> bool:
     """Whether a function goes backward and calls an optimizer, and is no generator."""
-    left: list[ast.AST] = [*node.body]
-    called: set[str] = set()
-    while left:
-        each = left.pop()
-        if isinstance(each, ast.Yield | ast.YieldFrom):
-            return False
-        if isinstance(each, OF_ITS_OWN):
-            continue
-        if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute):
-            called.add(each.func.attr)
-        left += ast.iter_child_nodes(each)
-    return "backward" in called and not called.isdisjoint(_OF_OPTIMIZERS)
+    every = list(_loops.outer_nodes(node.body))
+    called = {each.func.attr for each in every if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)}
+    yields = any(isinstance(each, ast.Yield | ast.YieldFrom) for each in every)
+    return "backward" in called and not called.isdisjoint(_OF_OPTIMIZERS) and not yields
 
 
 def _uses_rote(tree: ast.Module) -> bool:

@@ -163,10 +163,10 @@ class SplitStep(Step):
                 falls, left = self._front.run(*args, **kwargs)
                 if not falls:
                     return left
-                given = [*args, *kwargs.values()]
+                given = args, kwargs
                 args, kwargs = self._front.arguments(left)
                 if not head.has_plan():
-                    head.refused = head.refused or _cut_graph(kwargs, given)
+                    head.refused = head.refused or _cut_graph(kwargs, *given)
             block = kwargs[self._front.manager] if self._front is not None and self._front.manager else None
             if block is not None and block.may_swallow:
                 return self._run_rest(head, args, kwargs)
@@ -445,9 +445,10 @@ def _holds(attempt: tuple[int, int], other: tuple[int, int]) -> bool:
     return 0 <= begin <= first and (end == _tails.LAST or _tails.LAST != last <= end)
 
 
-def _cut_graph(values: dict[str, Any], given: list[Any]) -> str:
-    """Why a part cannot be recorded by itself which takes these values, and the whole step those that are ``given``: it
-    takes a graph that the part before it has made. Empty if there is none."""
+def _cut_graph(values: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Why a part that takes these values, in a call with these arguments, cannot be recorded by itself: it takes a
+    graph that the part before it has made. Empty if there is none."""
+    given = [*args, *kwargs.values()]
     for name, value in values.items():
         with_graph = isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf
         if with_graph and all(value is not each for each in given):

@@ -302,7 +302,7 @@ def front(function: Any, at: int) -> Front | None:
 def _only_made(statements: list[ast.stmt]) -> list[ast.stmt]:
     """Those of these statements that make a function which the others do not name: it may be made behind them, since it
     finds its variables when it is called."""
-    made = []
+    made: list[ast.stmt] = []
     for each in statements:
         if not isinstance(each, ast.FunctionDef) or each.decorator_list:
             continue
@@ -310,7 +310,7 @@ def _only_made(statements: list[ast.stmt]) -> list[ast.stmt]:
         defaults = filter(None, (*each.args.defaults, *each.args.kw_defaults))
         if each.name not in mentioned(others) and all(isinstance(default, ast.Constant) for default in defaults):
             made.append(each)
-    return made  # type: ignore[return-value]
+    return made
 
 
 def marked(function: Any, mark: Callable[[int], None]) -> Callable[..., Any] | None:
