@@ -4,14 +4,16 @@ The loop has AdamW with its defaults, clips gradients, and returns the loss as a
 random weights and all its dropout. Its eager twin runs in the same process, from the same seed.
 """
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import rote
 import torch
 import torch.distributed as dist
 from models import mesh
-from oracle import Calls, Capture, check_equal
+from oracle import Calls, Capture, check_equal, check_same, run_eager
 from test_regions import check_steps
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
@@ -228,6 +230,97 @@ def test_regions_inside_of_checkpoints() -> None:
             yield from (layer.self_attn, layer.mlp)
 
     check_steps(training(make, words), parts)
+
+
+def checkpointed(**options: Any) -> nn.Module:
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(attention_dropout=0.1, **HEADS))
+    model.config.use_cache = False
+    model.activation_checkpointing_enable(options or None)
+    return model
+
+
+@pytest.mark.ranks(1, timeout=600)
+@pytest.mark.parametrize("options", [{}, {"use_reentrant": True}, {"use_reentrant": False}], ids=str)
+def test_regions_of_layers_that_set_checkpoints(options: dict[str, bool]) -> None:
+    check_steps(training(lambda: checkpointed(**options), words), layers, replays=12)
+
+
+@pytest.mark.ranks(2, timeout=600)
+def test_sharded_layers_that_set_checkpoints() -> None:
+    check_steps(training(lambda: fully_sharded(checkpointed()), words, apart=True), layers, replays=12)
+
+
+@pytest.mark.ranks(2, timeout=600)
+def test_layers_that_set_checkpoints_captured_before_they_are_sharded() -> None:
+    handles: list[Any] = []
+
+    def captured() -> nn.Module:
+        model = checkpointed()
+        handles.extend(rote.capture_module(layer, strict=True) for layer in layers({"model": model}))
+        return fully_sharded(model)
+
+    eager = run_eager(training(lambda: fully_sharded(checkpointed()), words))
+    check_same(eager, run_eager(training(captured, words)))
+    assert all(handle.stats.replays >= 12 and handle.stats.backward.replays >= 12 for handle in handles)
+
+
+@pytest.mark.ranks(1, timeout=600)
+def test_checkpoints_switched_on_and_off() -> None:
+    """The region stays the same; so do plans, but for those of the reentrant checkpoint's forward without gradients."""
+
+    def script(capture: Capture) -> Calls:
+        torch.manual_seed(0)
+        model = checkpointed()
+        optimizer = torch.optim.AdamW(model.parameters())
+        state = {"model": model, "optimizer": optimizer}
+        switches: list[Callable[[], object]] = [
+            model.activation_checkpointing_disable,
+            model.eval,
+            model.activation_checkpointing_enable,
+            model.train,
+            lambda: model.activation_checkpointing_enable({"use_reentrant": True}),
+        ]
+
+        def step(batch: Batch) -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = model(**batch).loss
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        capture(step, state=state)
+        draw = torch.Generator().manual_seed(1)
+        for number in range(70):
+            if number % 12 == 11:
+                switches[number // 12]()
+            yield step(words(draw))
+        return state
+
+    check_steps(script, layers)
+
+
+def test_copies_set_checkpoints_too() -> None:
+    model = checkpointed()
+    handles = [rote.capture_module(layer) for layer in layers({"model": model})]
+    for layer in layers({"model": copy.deepcopy(model)}):
+        assert layer.forward.__func__ is type(layer).forward and layer.forward.__self__ is layer
+    for layer, handle in zip(layers({"model": model}), handles, strict=True):
+        handle.release()
+        assert "forward" not in vars(layer)
+
+
+@pytest.mark.ranks(1, timeout=600)
+def test_whole_steps_over_regions_inside_of_checkpoints() -> None:
+    """A captured step runs the checkpoint, and not only what is inside of it."""
+
+    def script(capture: Capture) -> Calls:
+        torch.manual_seed(0)
+        model = checkpointed()
+        for layer in layers({"model": model}):
+            rote.capture_module(layer)
+        return (yield from training(lambda: model, words)(capture))
+
+    check_equal(script, replays=10)
 
 
 @pytest.mark.ranks(1, timeout=600)

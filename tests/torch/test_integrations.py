@@ -1,5 +1,5 @@
 """Training loops of frameworks as they come, with no edit but the line of `rote.capture`: torchtitan, the Trainer of
-Hugging Face, accelerate and Lightning. The scripts are those of `examples/`, whose `train` takes the capture.
+Hugging Face, trl, accelerate and Lightning. The scripts are those of `examples/`, whose `train` takes the capture.
 
 Each has an eager twin in the same process, from the same seed.
 """
@@ -22,7 +22,7 @@ from oracle import ORACLE_ONLY, Capture, Script, check_equal, check_right
 from test_regions import check_regions
 from torch import Tensor, nn
 
-for package in ("transformers", "accelerate", "lightning", "torchtitan"):
+for package in ("transformers", "accelerate", "lightning", "torchtitan", "trl"):
     pytest.importorskip(package, reason="make test-wild installs it")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -69,6 +69,18 @@ def test_lightning() -> None:
         return model.net
 
     replayed(script, 25)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_sft_trainer_of_trl() -> None:
+    """The trainer sets activation checkpoints, and reads its metrics between the forward and the backward."""
+
+    def script(capture: Capture) -> Any:
+        _, model, log = example("trl_sft").train(STEPS, capture)
+        yield log
+        return model
+
+    check_regions(script)
 
 
 def torchtitan(capture: Capture, shards: int = 1) -> Any:

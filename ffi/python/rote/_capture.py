@@ -12,6 +12,8 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar,
 from torch import nn
 from torch._C._dynamo import eval_frame
 
+from . import _checkpointed
+from ._checkpointed import CheckpointedRegion
 from ._region import CapturedModule, Region
 from ._split_step import SplitStep
 from ._step import Stats, Step
@@ -104,7 +106,7 @@ _OWN = frozenset(Captured.__dict__) - _OF_THE_CLASS | {"__class__", "__reduce__"
 
 def function_of(captured: Captured[Any, Any]) -> Any:
     """The function that was captured."""
-    return step_of(captured).function
+    return step_of(captured).stands_for
 
 
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -293,8 +295,10 @@ def capture_module(
     own = vars(module).get("forward")  # of the module itself: hooks of libraries stand there
     if isinstance(own, Captured):
         raise ValueError("rote.capture_module takes a module whose forward is not captured yet")
-    region = Region(
-        module.forward,
+    inside = _checkpointed.inside_of(module) if own is None else None
+    kind = Region if inside is None else CheckpointedRegion
+    region = kind(
+        module.forward if inside is None else types.MethodType(inside, module),
         module,
         plans=plans,
         strict=strict,

@@ -86,7 +86,7 @@ class Region(Part):
     # -- calls ----------------------------------------------------------------
 
     def call(self, args: Any, kwargs: Any) -> Any:
-        if self.in_place and (replaced := _replaced(self.function)) is not None:
+        if self.in_place and (replaced := self._replaced()) is not None:
             if self.kind is not None:
                 return replaced(*args, **kwargs)
             self.function = replaced  # before the first call: `fully_shard` gives a module another class
@@ -115,6 +115,17 @@ class Region(Part):
                 self._hidden = outer
             plan, self._found = self._found, None
             return result if plan is None else plan.attach(result, args, kwargs, hooked)
+
+    def _of_class(self) -> Any:
+        """What the class of a module has for its region now."""
+        method: Any = self.function
+        return type(method.__self__).forward
+
+    def _replaced(self) -> Any:
+        """What the class of a module has in the place of the function, if that is another one."""
+        method: Any = self.function
+        now = self._of_class()
+        return None if now is method.__func__ else types.MethodType(now, method.__self__)
 
     def _is_left(self, args: Any, kwargs: Any, autocast: Any, state: list[tuple[str, torch.Tensor]]) -> bool:
         """Whether a call is left to eager as it is. ``state``: its tensors, where no call was handled before."""
@@ -457,12 +468,6 @@ def _looks(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[Hashable]:
 
 def _backward() -> None:
     """Stands for what a backward runs: PyTorch's own code, and what it is seen to call."""
-
-
-def _replaced(method: Any) -> Any:
-    """What the class of a module has in the place of its forward now, if that is another function."""
-    now: Any = type(method.__self__).forward
-    return None if now is method.__func__ else types.MethodType(now, method.__self__)
 
 
 def _is_plain_call() -> bool:

@@ -603,6 +603,11 @@ class Step:
                 raise
 
     @property
+    def stands_for(self) -> Callable[..., Any]:
+        """What callers believe to call."""
+        return self.function
+
+    @property
     def recorded(self) -> Callable[..., Any]:
         """What runs when a call is recorded."""
         return self.function
