@@ -382,6 +382,88 @@ def under_a_try(job: Job, loader: Batches, epoch: int) -> Any:
     return step
 
 
+def until_the_user_ends_it(loader: Batches, epoch: int) -> Iterator[Any]:
+    yield from loader[: 10 + epoch]
+    if epoch % 2:
+        raise KeyboardInterrupt
+
+
+def until_interrupted(job: Job, loader: Batches, epoch: int) -> Any:
+    step, running = 0, 0.0
+    try:
+        for x, y in until_the_user_ends_it(loader, epoch):
+            job.optimizer.zero_grad()
+            loss = F.cross_entropy(job.model(x), y)
+            loss.backward()
+            job.optimizer.step()
+            step += 1
+            running += loss.item()
+    except KeyboardInterrupt:
+        job.log.append(step)
+    return step, running
+
+
+def ends_in_any_case(job: Job, loader: Batches, epoch: int) -> Any:
+    running = 0.0
+    try:
+        try:
+            for i, (x, y) in enumerate(loader):
+                job.optimizer.zero_grad()
+                loss = F.cross_entropy(job.model(x), y)
+                loss.backward()
+                job.optimizer.step()
+                running += loss.item()
+                if i == 9:
+                    return running
+        finally:
+            job.log.append(epoch)
+    finally:
+        job.log.append(-epoch)
+    return running
+
+
+def looks_at_the_end(job: Job, loader: Batches, epoch: int) -> Any:
+    step = 0
+    with contextlib.suppress(ArithmeticError):
+        try:
+            for x, y in loader:
+                F.cross_entropy(job.model(x), y).backward()
+                job.optimizer.step()
+                step += 1
+                if step == 7:
+                    raise ArithmeticError
+        finally:
+            job.log.append(step)
+
+
+def looks_at_the_end_alone(job: Job, loader: Batches, epoch: int) -> Any:
+    step = 0
+    try:
+        for x, y in loader:
+            F.cross_entropy(job.model(x), y).backward()
+            job.optimizer.step()
+            step += 1
+    finally:
+        job.log.append(step)
+
+
+def deletes_at_the_end(job: Job, loader: Batches, epoch: int) -> Any:
+    running = 0.0
+    for i, (x, y) in enumerate(loader):
+        job.optimizer.zero_grad()
+        x = x * 2
+        loss = F.cross_entropy(job.model(x), y)
+        loss.backward()
+        job.optimizer.step()
+        running += loss.item()
+        if i % 3 == 0:
+            continue
+        del x, loss
+        if i % 5 == 4:
+            del y, i
+    return running
+
+
 def with_functions(job: Job, loader: Batches, epoch: int) -> Any:
     def loss_of(x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(job.model(x), y)
@@ -598,6 +680,9 @@ BODIES = [
     as_timm_has_it,
     as_torchtune_has_it,
     as_torchtune_accumulates,
+    until_interrupted,
+    ends_in_any_case,
+    deletes_at_the_end,
     sums_over_parts,
 ]
 #: Which are right, and of which Rote replays little or nothing.
@@ -639,6 +724,8 @@ WHOLE = {
     calls_one_of_another_turn: "may be called when i is another one",
     hooks_in_a_turn: "may be called when i is another one",
     under_a_try: "under a `try`",
+    looks_at_the_end: "under a `try`",
+    looks_at_the_end_alone: "under a `try`",
     under_a_manager: "under a `try`",
     deletes_in_a_turn: "deletes a variable that is set before it",
     seen_by_a_function: "a variable that a function sees: loss",

@@ -26,6 +26,7 @@ _TURN = "_turn {}"  # no variable of a script is named so, nor any of those belo
 _CELLS = "_cells of turn {}"
 _LEFT = "_what a turn has left"
 _MORE = "_what else a turn has left"
+_INTERRUPT = "KeyboardInterrupt"
 _READ, _SET = "read", "set"  # what statements do with a variable first
 _NEXT, _BREAK, _RETURN = range(3)
 # Calls that keep functions passed to them.
@@ -132,17 +133,19 @@ class _Loops:
 
     def made(self, known: set[str]) -> list[ast.stmt]:
         """The new statements. ``known``: the variables that are set before them."""
-        body, _ = self._block(self._body, known, handled=False)
+        body, _ = self._block(self._body, known, frozenset())
         if not self.used:
             raise NotCapturedError("; ".join(self._why) or "it has no loop that trains, or that calls a model")
         return body
 
     # -- statements -----------------------------------------------------------------
 
-    def _block(self, body: list[ast.stmt], known: set[str], handled: bool) -> tuple[list[ast.stmt], set[str] | None]:
+    def _block(
+        self, body: list[ast.stmt], known: set[str], handled: Set[str] | None
+    ) -> tuple[list[ast.stmt], set[str] | None]:
         """Statements with captured loops, and the variables that are set when they have run; None if what follows
-        never runs. ``known``: the variables that are set before them; ``handled``: whether the function handles errors
-        in them."""
+        never runs. ``known``: the variables that are set before them; ``handled``: those that the function may look at
+        after an error in them; None if it may be any."""
         made: list[ast.stmt] = []
         set_: set[str] | None = set(known)
         for each in body:
@@ -153,7 +156,9 @@ class _Loops:
             made += new
         return made, set_
 
-    def _statement(self, node: ast.stmt, known: set[str], handled: bool) -> tuple[list[ast.stmt], set[str] | None]:
+    def _statement(
+        self, node: ast.stmt, known: set[str], handled: Set[str] | None
+    ) -> tuple[list[ast.stmt], set[str] | None]:
         match node:
             case ast.For() | ast.While() if id(node) in self._chosen:
                 made = self._loop(node, known, handled)
@@ -171,13 +176,15 @@ class _Loops:
                 return [node], set.intersection(*both) if both else None
             case ast.With(items=items, body=body):
                 names = [name for item in items if item.optional_vars for name in plain_names(item.optional_vars)]
-                node.body, after = self._block(body, known.union(names), handled or may_swallow(node))
+                node.body, after = self._block(body, known.union(names), None if may_swallow(node) else handled)
                 return [node], known if after is None else after
             case ast.Try(body=body, handlers=handlers, orelse=otherwise, finalbody=last):
-                node.body, _ = self._block(body, known, handled=True)
+                at_end = None if handled is None else handled | {*mentioned(last)}
+                by_user = all(map(_interrupts, handlers)) and _INTERRUPT not in mentioned(body)
+                node.body, _ = self._block(body, known, at_end if by_user else None)
                 for each in handlers:
-                    each.body, _ = self._block(each.body, known, handled)
-                node.orelse, _ = self._block(otherwise, known, handled=True)
+                    each.body, _ = self._block(each.body, known, at_end)
+                node.orelse, _ = self._block(otherwise, known, at_end)
                 node.finalbody, _ = self._block(last, known, handled)
             case ast.Return() | ast.Raise() | ast.Break() | ast.Continue():
                 return [node], None
@@ -191,7 +198,7 @@ class _Loops:
 
     # -- loops ------------------------------------------------------------------------
 
-    def _loop(self, loop: Loop, known: set[str], handled: bool) -> list[ast.stmt]:
+    def _loop(self, loop: Loop, known: set[str], handled: Set[str] | None) -> list[ast.stmt]:
         why = self._why_not(loop, handled)
         if why:
             self._why.append(f"the loop in line {loop.lineno} {why}")
@@ -217,7 +224,7 @@ class _Loops:
         loop.body = [_placed(each, first) for each in turn.calls(_TURN.format(number), _CELLS.format(number))]
         return [loop]
 
-    def _why_not(self, loop: Loop, handled: bool) -> str:
+    def _why_not(self, loop: Loop, handled: Set[str] | None) -> str:
         """Why a loop cannot be captured."""
         every = list(walk(loop.body))
         mine = set(map(id, every))
@@ -237,9 +244,12 @@ class _Loops:
         outside = self._outside(loop)
         if _rewrite.deleted(loop.body) & outside & self._own:
             return "deletes a variable that is used elsewhere"
-        if any(_first_use(name, loop.body) == _READ for name in _rewrite.deleted(loop.body) & self._own):
+        given = _rewrite.deleted(loop.body).difference(targets)  # to a turn, or left from an earlier one
+        if any(_first_use(name, loop.body) == _READ for name in given & self._own):
             return "deletes a variable that is set before it"
-        if handled and (changed & outside or any(isinstance(each, ast.Return) for each in every)):
+        seen = outside if handled is None else outside & handled
+        returns = handled is None and any(isinstance(each, ast.Return) for each in every)
+        if changed & seen or returns:
             return "sets variables under a `try`: what comes after an error would find them otherwise"
         return ""
 
@@ -274,6 +284,11 @@ class _Loops:
         """The variables that the function uses outside of the body of a loop."""
         inside = {id(each) for each in walk(loop.body)}
         return {each.id for each in self._uses if id(each) not in inside}
+
+
+def _interrupts(handler: ast.ExceptHandler) -> bool:
+    """Whether a handler is for nothing but an interrupt by the user, which may come at any time."""
+    return isinstance(handler.type, ast.Name) and handler.type.id == _INTERRUPT
 
 
 def _keeps(callee: ast.expr) -> bool:
@@ -336,7 +351,8 @@ class _Turn:
         self._unsure = [name for name in self._taken if name not in known]
         self.found = [name for name in used if name not in set_.union(targets)]
         """The variables that a turn only reads."""
-        left = [name for name in used if name in set_ and (name in later or name in self._taken)]
+        gone = _rewrite.deleted(body).intersection(targets)  # the `for` statement sets them again
+        left = [name for name in used if name in set_ and (name in later or name in self._taken) and name not in gone]
         certain = {*self._taken, *_rewrite.set_for_sure(body)} - {*self._unsure}
         self._always = [name for name in left if name in certain]
         self._sometimes = [name for name in left if name not in certain]
