@@ -41,7 +41,7 @@ pub struct BoundPlan<P> {
     fixed: Vec<u32>,
     numbers: Vec<NumberSite>,
     scalars: Vec<Scalar>,
-    last_numbers: Vec<f64>,
+    last_numbers: Vec<Option<u64>>,
     /// Slots to empty after a run: all but the state's and fixed ones.
     transient: Vec<u32>,
     /// Slots to hand out: outputs first, then gradients; and whether each is
@@ -326,7 +326,7 @@ impl<P: Program> BoundPlan<P> {
             listened: false,
             settled: false,
             fixed,
-            last_numbers: vec![f64::NAN; numbers.len()],
+            last_numbers: vec![None; numbers.len()],
             numbers,
             scalars: plan.scalars.clone(),
             transient,
@@ -361,9 +361,9 @@ impl<P: Program> BoundPlan<P> {
     pub fn set_numbers(&mut self, values: &[f64]) -> Result<(), ReplayError> {
         for (site, last) in self.numbers.iter().zip(&mut self.last_numbers) {
             let value = values[site.scalar as usize];
-            if value.to_bits() != last.to_bits() {
+            if *last != Some(value.to_bits()) {
                 self.program.set_number(site, value)?;
-                *last = value;
+                *last = Some(value.to_bits());
             }
         }
         Ok(())

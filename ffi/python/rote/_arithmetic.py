@@ -64,13 +64,13 @@ def problem(function: types.FunctionType, returns: bool) -> str | None:
         _checked[key] = f"{function.__qualname__} names param_groups, and its source is not known"
         if (node := node_of(code)) is not None:
             try:
-                _checked[key] = _Follower(node, code, returns).check()
+                _checked[key] = Follower(node, code, returns).check()
             except RecursionError:
                 _checked[key] = f"{function.__qualname__} is nested too deep"
     return _checked[key]
 
 
-class _Follower:
+class Follower:
     """Follows what a function does with hyperparameters, whatever the order of its
     statements: a name is what any of its assignments makes it."""
 
@@ -349,11 +349,15 @@ class _Follower:
 
     # -- statements ----------------------------------------------------------------
 
+    def _argument(self, name: str, node: Function) -> Kind:
+        """What an argument of a function is."""
+        return Kind.OTHER
+
     def _function(self, node: Function) -> None:
         arguments = node.args
         for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg):
             if each is not None:
-                self._name_is(each.arg, Kind.OTHER)
+                self._name_is(each.arg, self._argument(each.arg, node))
         for default in (*arguments.defaults, *arguments.kw_defaults):
             self._plain(default)
         if isinstance(node, ast.Lambda):

@@ -65,7 +65,7 @@ class Decisions:
         plain = _returns.unwrapped(function)
         self._first = (plain.__self__,) if type(plain) is types.MethodType else ()
         plain = _returns.unwrapped(plain.__func__) if type(plain) is types.MethodType else plain
-        self._function = plain if type(plain) is types.FunctionType and _is_fit(plain.__code__) else None
+        self._function = plain if type(plain) is types.FunctionType and is_fit(plain.__code__) else None
         self.code = None if self._function is None else self._function.__code__
         self._counts = self.code is not None and _counts_attributes(self.code)
         # By the names of arguments that are numbers, and whether the first argument is an object with attributes.
@@ -164,7 +164,7 @@ class _Questions:
 
 
 @by_identity
-def _is_fit(code: types.CodeType) -> bool:
+def is_fit(code: types.CodeType) -> bool:
     """Whether a function uses its variables by their names only, and its source is known."""
     node = None if code.co_flags & DEFERRED else node_of(code)
     if node is None or isinstance(node, ast.Lambda):
@@ -249,7 +249,7 @@ class _Values:
         if type(function) is types.MethodType:
             holder, function = function.__self__, function.__func__
         function = _returns.unwrapped(function)
-        if type(function) is not types.FunctionType or not _is_fit(function.__code__) or self._depth >= _DEEP:
+        if type(function) is not types.FunctionType or not is_fit(function.__code__) or self._depth >= _DEEP:
             return tuple(asked.values())
         code, bound = function.__code__, holder is not None
         positional = code.co_varnames[bound : code.co_argcount]

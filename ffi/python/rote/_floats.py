@@ -38,6 +38,7 @@ from ._numbers import (
     NO_INDEX,
 )
 from ._returns import Read
+from ._sources import Position, position_in
 from ._uses import is_followed
 
 _EXACT = 1 << 53  # integers beyond this are not all floats
@@ -50,6 +51,8 @@ class Tape:
     def __init__(self, session: Any, proven: frozenset[types.CodeType], refuse: Callable[..., None]) -> None:
         self.session: Any = session
         self.proven = proven
+        #: Where floats of arguments are combined with other numbers than tensors, by file and position.
+        self.places: frozenset[tuple[str, Position]] = frozenset()
         self.refuse = refuse
         self.made: list[TracedFloat] = []
 
@@ -69,9 +72,11 @@ class Tape:
 class TracedFloat(float):
     """A float that reports what is computed from it."""
 
-    __slots__ = ("_index", "_of_tensor", "_plain", "_tape")
+    __slots__ = ("_index", "_of_argument", "_of_tensor", "_plain", "_tape")
+    __array_ufunc__ = None  # NumPy would read it unseen, and gives way
     _tape: Tape
     _index: int
+    _of_argument: bool  # whether it depends on an argument of the step
     _of_tensor: bool  # whether it depends on what a tensor holds
     _plain: float  # what it stands for, which may be NumPy's
 
@@ -79,7 +84,8 @@ class TracedFloat(float):
         """Of one that other code has made, as ``type(rate)(0.1)`` does: it stands for itself."""
         if name not in TracedFloat.__slots__:
             raise AttributeError(f"'float' object has no attribute '{name}'")
-        return {"_tape": _CLOSED, "_of_tensor": False, "_plain": float.__pos__(self), "_index": 0}[name]
+        here = {"_tape": _CLOSED, "_of_argument": False, "_of_tensor": False, "_index": 0}
+        return float.__pos__(self) if name == "_plain" else here[name]
 
     def __neg__(self) -> float:
         return cast(float, _derive(self, FLOAT_NEG, float.__neg__(self), self, None, sys._getframe(1)))
@@ -181,7 +187,9 @@ def returned(value: Any, depth: int = 0) -> Any:
 def _make(
     tape: Tape, kind: int, plain: float, a: int = 0, b: int = 0, path: str = "", of_tensor: bool = False
 ) -> TracedFloat:
-    return _made(tape, _index(tape, kind, float(plain), a, b, path), plain, of_tensor)
+    made = _made(tape, _index(tape, kind, float(plain), a, b, path), plain)
+    made._of_tensor = of_tensor
+    return made
 
 
 def _index(tape: Tape, kind: int, value: float, a: int = 0, b: int = 0, path: str = "") -> int:
@@ -191,11 +199,11 @@ def _index(tape: Tape, kind: int, value: float, a: int = 0, b: int = 0, path: st
     return index.value
 
 
-def _made(tape: Tape, index: int, plain: float, of_tensor: bool) -> TracedFloat:
+def _made(tape: Tape, index: int, plain: float) -> TracedFloat:
     made = TracedFloat(plain)
     made._tape = tape
     made._plain = plain
-    made._of_tensor = of_tensor
+    made._of_argument = made._of_tensor = False
     tape.made.append(made)
     made._index = index
     return made
@@ -206,11 +214,22 @@ def read(tape: Tape, path: str, value: float) -> TracedFloat:
     return _make(tape, FLOAT_READ, value, path=path)
 
 
+def argument(tape: Tape, path: str, value: float) -> TracedFloat:
+    """A float that the step has taken as an argument."""
+    made = read(tape, path, value)
+    made._of_argument = True
+    return made
+
+
 def in_tensor(tape: Tape, tensor: torch.Tensor) -> TracedFloat | None:
     """The number in a tensor, if Rote knows how it came about."""
     index, value = c_uint32(), c_double()
     check(lib.rote_record_item(tape.session, tensor, byref(index), byref(value)))
-    return None if index.value == NO_INDEX else _made(tape, index.value, value.value, True)
+    if index.value == NO_INDEX:
+        return None
+    made = _made(tape, index.value, value.value)
+    made._of_tensor = True
+    return made
 
 
 def is_of_tensor(value: Any) -> bool:
@@ -253,8 +272,11 @@ def _operand(tape: Tape, value: Any) -> int | None:
 
 def _derive(self: TracedFloat, kind: int, value: Any, a: Any, b: Any, by: types.FrameType) -> Any:
     tape = self._tape
-    if type(value) is not float or tape.session is None or not is_followed(by.f_code, tape.proven):
-        _pin(self)  # a complex power, or code that was not expected to come by it
+    traced = [each for each in (a, b) if isinstance(each, TracedFloat)]
+    of_argument = any(each._of_argument for each in traced)
+    if type(value) is not float or tape.session is None or not _is_followed(tape, by, of_argument):
+        for each in traced:
+            _pin(each)  # a complex power, or code that was not expected to come by it
         return value
     left = _operand(tape, a)
     right = 0 if b is None else _operand(tape, b)
@@ -263,7 +285,16 @@ def _derive(self: TracedFloat, kind: int, value: Any, a: Any, b: Any, by: types.
         return value
     like = next((each for each in (a, b) if isinstance(each, TracedFloat) and type(each._plain) is not float), None)
     of_tensor = is_of_tensor(a) or is_of_tensor(b)
-    return _make(tape, kind, value if like is None else type(like._plain)(value), left, right, of_tensor=of_tensor)
+    made = _make(tape, kind, value if like is None else type(like._plain)(value), left, right, of_tensor=of_tensor)
+    made._of_argument = of_argument
+    return made
+
+
+def _is_followed(tape: Tape, frame: types.FrameType, of_argument: bool) -> bool:
+    """Whether what becomes of a number that a frame computes now is known."""
+    if not is_followed(frame.f_code, tape.proven):
+        return False
+    return not of_argument or (frame.f_code.co_filename, position_in(frame)) in tape.places
 
 
 def _binary(name: str, kind: int) -> Callable[[TracedFloat, Any], Any]:

@@ -187,6 +187,7 @@ class Recording(Naming):
         self._flags = _wrappers.Flags([], [])
         self._settled = 0
         self._tape = _floats.Tape(self.session, frozenset(), self._watch.refuse)
+        self._follows_arguments = False  # floats among them
         self._late_numbers = _late_numbers.Numbers(self._watch.refuse)
         self._readable: dict[int, str] = {}
         self._result: Any = None
@@ -249,6 +250,7 @@ class Recording(Naming):
         self._contents = self._step.unread.carried.contents(self.kwargs)
         self._follow_reducers(self._survey.walk.reducers)
         follows = self._follow_numbers(given.keys(), resumed)
+        self._follow_arguments()
         # PyTorch's optimizers take the tuples in their groups apart; what other code does with these is not followed.
         follows_tuples = follows and not self._tape.proven
         if not resumed:
@@ -257,6 +259,8 @@ class Recording(Naming):
             for fact in facts:
                 fact.hyperparameter = fact.hyperparameter and follows
             self._facts([fact for fact in facts if _is_guarded(fact, follows_tuples, tuples)])
+            if self._step.float_arguments is not None:
+                self._facts([*self._step.float_arguments.facts(self._follows_arguments)])
             self._check_reach(extents)
             self._step.went_no_further(self._survey.walk.stopped)
             shared = _shared_memory(of_gradients=not self._step.is_region)
@@ -354,6 +358,17 @@ class Recording(Naming):
             functools.partial(_returns.gives_rates, step=step.function, runner=_record.run.__code__),
         )
         return follows
+
+    def _follow_arguments(self) -> None:
+        """Follows floats among the arguments, if all that the step does with them is seen."""
+        floats, functions = self._step.float_arguments, self._survey.walk.functions
+        if floats is None or self._step.ran == {}:  # no code is known yet
+            return
+        proof = floats.proof((leaf for _, leaf in self.leaves), functions)
+        if proof is not None and not _uses.seen_by(self.tensors, functions):
+            self._follows_arguments = True
+            self._tape.proven |= proof.codes
+            self._tape.places = proof.places
 
     def _check_supported(self) -> None:
         """Refuses wrappers of modules that cannot be replayed yet."""
@@ -675,7 +690,7 @@ class Recording(Naming):
 
     def run(self, seen: _record.Seen | None = None) -> Any:
         """Runs the step under observation. ``seen`` is called with every op that was recorded."""
-        args, kwargs = self._step.given(self.args, self.kwargs)
+        args, kwargs = self._arguments()
         call = functools.partial(self._step.recorded, *args, **kwargs)
         self._watch.gradients = [(path, tensor, grad) for path, tensor, grad in self.grads if grad is not None]
         self._watch.at_stop = self._stop
@@ -705,6 +720,15 @@ class Recording(Naming):
             self.close()
         self.decides_otherwise |= any(each.has_changed() for each in self._operands)  # now that nothing is watched
         return _returns.put_back(original, _returns.plain(self._result))
+
+    def _arguments(self) -> tuple[Any, Any]:
+        """The arguments of the call, with floats that are followed."""
+        args, kwargs = self._step.given(self.args, self.kwargs)
+        floats = self._step.float_arguments
+        if floats is None or not self._follows_arguments:
+            return args, kwargs
+        traced = {name: _floats.argument(self._tape, path, value) for name, path, value in floats.present()}
+        return floats.replaced(args, kwargs, traced)
 
     def _stop(self) -> None:
         """Notes where the captured function is now, the first time that it is there."""

@@ -29,6 +29,7 @@ from . import (
     _bridge,
     _decisions,
     _difference,
+    _float_arguments,
     _found,
     _ranks,
     _results,
@@ -204,6 +205,7 @@ class Step:
         self.function = fn
         self.given_state = state
         self.decisions = None if self.is_region else _decisions.Decisions(fn)
+        self.float_arguments = None if self.is_region else _float_arguments.FloatArguments(fn)
         self._given: list[tuple[Any, Any]] = []  # the arguments of the calls that are handled, one within the other
         self.unread = _unread.Unread()
         self.found = _found.Found()
@@ -280,6 +282,8 @@ class Step:
         if (group is not None) if known is None else (group is None or known() is not group):
             self._enter_world()
         if self.decisions is not None and (seen := self.decisions.seen(args, kwargs)) is not None:
+            args, kwargs = seen
+        if self.float_arguments is not None and (seen := self.float_arguments.seen(args, kwargs)) is not None:
             args, kwargs = seen
         if (carried := self.unread.carried).places:
             kwargs = carried.with_values(kwargs)

@@ -95,10 +95,10 @@ def readable(
 ) -> dict[int, str]:
     """For each optimizer, by identity, why it may do more with what it reads from its state than compute with it and
     compare it; empty if it does not."""
-    seen_by = _seen_by(tensors, functions)
+    sees = seen_by(tensors, functions)
     found = {}
     for path, optimizer in optimizers:
-        found[id(optimizer)] = seen_by
+        found[id(optimizer)] = sees
         try:
             _check_optimizer(path, optimizer)
         except Unproven as unproven:
@@ -106,7 +106,7 @@ def readable(
     return found
 
 
-def _seen_by(tensors: list[tuple[str, torch.Tensor]], functions: list[types.FunctionType]) -> str:
+def seen_by(tensors: list[tuple[str, torch.Tensor]], functions: list[types.FunctionType]) -> str:
     """What of the script sees the arguments of ops, if anything does."""
     if _get_current_function_mode_stack():
         return "a torch function mode is active, which sees all arguments"
@@ -186,7 +186,6 @@ def prove(
         if code is not None and _touches(names_of(code)):
             raise Unproven(f"a generator in reach names {', '.join(_touches(names_of(code)))}")
     proven: set[types.CodeType] = set()
-    names = {function.__name__ for function in functions}
     # A descriptor of a class gives a dict that nobody sees read.
     seen = seen and not any("__get__" in names_of(function.__code__).attributes for function in functions)
     unnamed = _SEEN if seen else frozenset()
@@ -199,14 +198,18 @@ def prove(
             if runs and touching == {"param_groups"} and only_returns_groups(function.__code__):
                 continue  # it computes nothing, so that tuples in the groups may be followed beside it
             kind = Unproven if runs else UnprovenCode
-            shadowing = names & _TAKEN
-            if shadowing:
+            if shadowing := taken_names(functions):
                 raise kind(f"{min(shadowing)} is the name of a function in reach")
             unproven = problem(function, returns=runs)
             if unproven is not None:
                 raise kind(unproven)
             proven.update(nested(function.__code__))
     return frozenset(proven)
+
+
+def taken_names(functions: Iterable[types.FunctionType]) -> set[str]:
+    """The names of functions that the check of code takes to be PyTorch's."""
+    return {function.__name__ for function in functions} & _TAKEN
 
 
 def _touches(names: Any) -> list[str]:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from . import dtensor, engine, judge, questions, workers
 from .dtensor import Answer, Placements
 from .engine import Question
@@ -170,6 +172,7 @@ def is_wrong(question: Question, ours: Answer, theirs: Answer) -> bool:
     # right strategy makes.
     child = os.fork()
     if child == 0:
+        torch.set_num_threads(1)  # the others are not in this process
         verdict = 0
         try:
             outputs = theirs.outputs or ours.outputs

@@ -221,6 +221,7 @@ def apart(work: Callable[[], Findings]) -> Findings | None:
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
+        torch.set_num_threads(1)  # the others are not in this process
         os.close(read)
         code = 1
         try:

@@ -118,6 +118,7 @@ def try_apart(name: str, again: bool = True) -> Composite:
         try:
             os.close(reading)
             signal.alarm(SECONDS)
+            torch.set_num_threads(1)  # the others are not in this process
             os.write(writing, json.dumps(dataclasses.asdict(try_out(name))).encode())
         finally:
             os._exit(0)
