@@ -480,6 +480,7 @@ if not EVERYTHING:
     CASES = random.Random(SEED).sample(CASES, len(CASES) // 2)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "change"), CASES, ids=[f"{name}-{change.__name__}" for name, change in CASES])
 def test_value(name: str, change: Callable[[Kind], Iterator[Any]]) -> None:
     def script(capture: Capture) -> Calls:

@@ -128,6 +128,7 @@ def of_ranks(sizes: tuple[int, ...]) -> Any:
     return pytest.param(sizes, marks=pytest.mark.ranks(math.prod(sizes)), id="x".join(map(str, sizes)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("sizes", [of_ranks(sizes) for sizes in MESHES])
 def test_losses_of_one_device_on_three_mesh_dims(sizes: tuple[int, ...], model: str) -> None:

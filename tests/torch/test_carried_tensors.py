@@ -532,6 +532,7 @@ BATCHES: dict[str, Callable[[], OfABatch]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", ["same", "another", "twice", "kept"])
 @pytest.mark.parametrize("name", BATCHES)
 def test_put_before_each_call(name: str, shape: str) -> None:
@@ -670,6 +671,7 @@ ORDERS: dict[str, Callable[[int], bool]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("kind", [Trainer, RecurrentOfTwo, AverageOfParameters])

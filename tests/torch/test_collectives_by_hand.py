@@ -156,6 +156,7 @@ def check_waited_outside(body: Callable[[Tensor, list[Any]], Any], handles: int)
     check_refused(script, f"does not wait for {handles} of the collectives", remedy="wait for each")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])

@@ -95,6 +95,7 @@ COLLECTIVES: dict[str, Collective] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])

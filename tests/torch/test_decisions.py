@@ -136,6 +136,13 @@ def by_length(self: Trainer, x: Tensor, i: int) -> Any:
     return loss
 
 
+def one_of_two(self: Trainer, x: Tensor, i: int) -> Any:
+    loss = self.backward(x if i % 3 else x.neg())
+    update = self.update if (i + 1) % 4 == 0 else self.opt.zero_grad
+    update()
+    return loss
+
+
 def by_length_in_between(self: Trainer, x: Tensor, i: int) -> Any:
     loss = self.backward(x)
     STACK.append(1)
@@ -340,6 +347,7 @@ FOLLOWED: dict[Callable[..., Any], int] = {  # and how many of the calls are rep
     unused: 40,
     with_a_stack: 30,
     by_length: 30,
+    one_of_two: 26,
     by_keyword: 26,
     warms_up: 20,
     prints_now_and_then: 36,
@@ -654,6 +662,7 @@ def script_of(
     return script
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("body", FOLLOWED)
@@ -662,7 +671,7 @@ def test_replayed(body: Callable[..., Any], decorated: bool) -> None:
     check_right(script_of(body, decorated=decorated), replays=FOLLOWED[body] - 2 * decorated)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("between", BETWEEN[1:])
@@ -671,6 +680,7 @@ def test_right(body: Callable[..., Any], between: Any) -> None:
     check_right(script_of(body, between))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("body", RIGHT)

@@ -121,6 +121,7 @@ def line(sample: samples.Sample, placements: tuple[tuple[str, ...], ...], sizes:
     return json.dumps({"op": sample.name, "mesh": ",".join(map(str, sizes)), "args": args})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: f"{s.name}-{s.line}")
 def test_what_is_chosen_is_right(sample: samples.Sample) -> None:
     if engine.binary() is None:

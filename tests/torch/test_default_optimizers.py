@@ -81,6 +81,7 @@ def loop(make: Make, calls: int, between: Between = nothing) -> Callable[[Captur
     return script
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.ranks(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("form", ["one by one", "lists"])
@@ -216,6 +217,7 @@ def hash_of(name: str) -> int:
     return sum(map(ord, name))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("seed", range(30))

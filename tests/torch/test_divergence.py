@@ -26,7 +26,7 @@ from oracle import ORACLE_ONLY
 from ranks import PRELOAD
 from torch import Tensor
 
-RUNS = 1000 if EVERYTHING else 14
+RUNS = 1000 if EVERYTHING else 8
 TIMEOUT_S = 5.0
 GRACE_S = 5.0
 CALLS = 12

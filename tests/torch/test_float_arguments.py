@@ -189,6 +189,7 @@ def use_of(expression: str, directory: Path) -> Any:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("expression", FOLLOWED)
 def test_followed(expression: str, tmp_path: Path) -> None:
@@ -196,6 +197,7 @@ def test_followed(expression: str, tmp_path: Path) -> None:
     check_right(script_of(use_of(expression, tmp_path)), replays=least)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("expression", GUARDED)
 def test_guarded(expression: str, tmp_path: Path) -> None:

@@ -136,6 +136,7 @@ def stepped(capture: Capture, kind: str) -> Callable[[Tensor, Tensor], Any]:
     return call
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("pair", PAIRS)
 def test_writes_are_seen_through_the_other(pair: str, kind: str) -> None:

@@ -599,6 +599,7 @@ def _(x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("before", WRITES)
 @pytest.mark.parametrize("body", [*HANDLING, times, enters, leaves, stacks])

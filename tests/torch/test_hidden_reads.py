@@ -96,6 +96,7 @@ def training(body: Callable[[Any], float], kind: Any = torch.optim.SGD) -> Scrip
     return script
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", READS)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_reads_of_the_optimizer(name: str) -> None:

@@ -556,6 +556,7 @@ class Program:
         return [*values]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("seed", range(80))

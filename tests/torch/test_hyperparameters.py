@@ -92,7 +92,7 @@ def training(kind: str, form: str, key: str, change: Any) -> Script:
     return script
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("kind", "key"), CASES)

@@ -421,7 +421,7 @@ def script_of(keeps: Callable[..., Any], between: Callable[[Trainer, int], None]
     return script
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("between", BETWEEN)
 @pytest.mark.parametrize("keeps", KEEPS)
@@ -476,6 +476,7 @@ def read(way: Callable[[Any], Any], one: Any) -> Any:
 OTHERS = ("repr", "format", "asdict", "history", "referents", "referents, renamed")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("name", [name for name in LOOKS if name not in OTHERS])

@@ -50,6 +50,7 @@ def each_call(step: Callable[[Tensor], Any], calls: int = 8) -> Callable[[Captur
     return lambda capture: over(capture, step, (torch.full((2, 2), float(i)) for i in range(calls)))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.ranks(1)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", DATA)

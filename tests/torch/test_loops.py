@@ -785,7 +785,7 @@ def test_replayed(body: Callable[..., Any]) -> None:
     assert ORACLE_ONLY or replays(found.steps[0]) > 20, found.steps[0].stats
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("between", [changes, other_model])
@@ -794,7 +794,7 @@ def test_between_epochs(body: Callable[..., Any], between: Any) -> None:
     check_right(script_of(body, between), captured)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("options", [{"verify": 4}, {"verify_every": 3}, {"passes": "all"}, {"passes": "none"}])

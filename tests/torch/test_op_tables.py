@@ -166,6 +166,7 @@ def unsampled() -> dict[str, tuple[Callable[..., Any], list[list[Tensor]]]]:
     }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", unsampled())
 def test_calls_without_samples(name: str) -> None:
     call, data = unsampled()[name]

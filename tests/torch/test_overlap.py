@@ -83,6 +83,7 @@ def programs(seed: int) -> Script:
     return script
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_what_a_step_that_raises_leaves(seed: int) -> None:

@@ -193,6 +193,7 @@ class ActorAndCritic(nn.Module):
         self.target = copy.deepcopy(self.critic)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.ranks(1)
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "RMSprop"])
 @pytest.mark.parametrize("none", [False, True], ids=["zeroed", "none"])

@@ -20,7 +20,7 @@ from extent import EVERYTHING, SEED
 from generated import ROOT, command
 from ranks import Pools
 
-PROGRAMS = int(os.environ.get("ROTE_TEST_PROGRAMS", "20000" if EVERYTHING else "400"))
+PROGRAMS = int(os.environ.get("ROTE_TEST_PROGRAMS", "20000" if EVERYTHING else "250"))
 #: Of these, so many run on two gloo ranks as well.
 ON_RANKS = min(100, PROGRAMS // 20)
 PROCESSES = 2

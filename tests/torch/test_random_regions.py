@@ -24,7 +24,7 @@ from oracle import ORACLE_ONLY, Calls, Capture, check_same, run, run_eager
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-PROGRAMS = int(os.environ.get("ROTE_TEST_REGIONS", "2000" if EVERYTHING else "40"))
+PROGRAMS = int(os.environ.get("ROTE_TEST_REGIONS", "2000" if EVERYTHING else "25"))
 #: A test each.
 AT_ONCE = 20
 STEPS = 18

@@ -20,7 +20,7 @@ from models import update
 from oracle import ORACLE_ONLY, Capture, check_same, rote_capture, run, run_eager
 from torch import Tensor, nn
 
-PROGRAMS = int(os.environ.get("ROTE_TEST_TRAINERS", "2000" if EVERYTHING else "40"))
+PROGRAMS = int(os.environ.get("ROTE_TEST_TRAINERS", "2000" if EVERYTHING else "25"))
 #: A test each.
 AT_ONCE = 20
 CALLS = 28

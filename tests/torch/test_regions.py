@@ -1248,6 +1248,7 @@ VERIFIED: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("make", VERIFIED.values(), ids=list(VERIFIED))
 @pytest.mark.parametrize("around", ["", "hooks", "checkpoint", "autocast"])
 def test_verified_calls(make: Callable[[], nn.Module], around: str) -> None:

@@ -369,6 +369,7 @@ def scheduled(made: Made, name: str, optimizer_of: Callable[[Any], Optimizer] = 
     return script
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", SCHEDULERS)
 @pytest.mark.parametrize("made", LAST)

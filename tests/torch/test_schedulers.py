@@ -129,6 +129,7 @@ def unused(net: Any, opt: Any, scheduler: Any, x: Any, y: Any) -> Any:
     return update(net, opt, x, y)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", SCHEDULERS)
 @pytest.mark.parametrize("body", [last, before_zero_grad])
@@ -575,6 +576,7 @@ def with_metric(call: Metric, **options: Any) -> Script:
     return training(plateau, body, **options)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:Converting a tensor")
 @pytest.mark.parametrize("name", HANDED_OUT)
 def test_a_metric(name: str) -> None:
@@ -674,6 +676,7 @@ NOT_HANDED_OUT: dict[str, Metric] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", NOT_HANDED_OUT)
 def test_a_metric_that_is_not_followed_is_right(name: str) -> None:

@@ -29,6 +29,7 @@ PLACES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor | None
 CHANGED = 5
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("first", PLACES)
 @pytest.mark.parametrize("whose", ["the state's", "an argument's"])
 def test_gradients_move(first: str, whose: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from extent import EVERYTHING, SEED
 from generated import in_batches
 
-SCRIPTS = int(os.environ.get("ROTE_TEST_SHARING", "10000" if EVERYTHING else "200"))
+SCRIPTS = int(os.environ.get("ROTE_TEST_SHARING", "10000" if EVERYTHING else "120"))
 #: Scripts of one process.
 BATCH = 1000
 #: Of the others, eager raises in most, or the step is refused.

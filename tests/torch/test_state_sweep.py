@@ -14,7 +14,7 @@ from extent import EVERYTHING, SEED
 from generated import command, in_batches
 from scripts.places import OUT_OF_SIGHT
 
-SCRIPTS = int(os.environ.get("ROTE_TEST_SCRIPTS", "5000" if EVERYTHING else "200"))
+SCRIPTS = int(os.environ.get("ROTE_TEST_SCRIPTS", "5000" if EVERYTHING else "120"))
 #: Scripts of one process.
 BATCH = 500
 #: At least so many are replayed both before and after the change, of all and of those in which nothing changes.

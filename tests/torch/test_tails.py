@@ -725,6 +725,7 @@ def script_of(
     return script
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("body", BODIES)
@@ -751,7 +752,7 @@ def test_left_whole(body: Callable[..., Any]) -> None:
     check_right(script_of(body, calls=50))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("between", [starts_again, loads, other_rate, evaluates_between, no_grads])

@@ -47,6 +47,7 @@ def made(x: Tensor) -> Tensor:
     return torch.cat([torch.zeros(2).flatten(), torch.full((2,), 0.1)])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("does", [forward, backward, made])
 @pytest.mark.parametrize("name", [each for each in INSIDE if each != "default_device"])
 @pytest.mark.filterwarnings("ignore:rote")

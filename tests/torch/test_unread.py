@@ -159,6 +159,7 @@ LOOKS: dict[str, Callable[[Progress], Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", LOOKS)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_reads(name: str) -> None:

@@ -195,6 +195,7 @@ EVERY = list(itertools.product(BASES, MODES, VIEWS))
 SOME = EVERY if EVERYTHING else random.Random(7).sample(EVERY, 70)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("base", "mode", "view"), SOME)
 def test_views_are_what_they_are_in_eager(base: str, mode: str, view: str) -> None:
     def script(capture: Capture) -> Calls:

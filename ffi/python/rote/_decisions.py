@@ -493,7 +493,8 @@ class _Maker:
     def _is_alias(self, name: str, value: ast.expr) -> bool:
         """Whether a variable is another name for a number from its only assignment on."""
         once = self._times_stored[name] == 1 and name not in self._inner | self._arguments | self._bound_otherwise
-        return once and self._mentions(value) and self._number(value) is not None
+        is_number = self._mentions(value) and self._chosen_by(value) is None
+        return once and is_number and self._number(value) is not None
 
     def _count(self, node: ast.stmt, chain: Chain, certain: bool) -> list[ast.stmt]:
         added = node.value if isinstance(node, ast.AugAssign) else node.value.right  # type: ignore[attr-defined]
@@ -513,6 +514,12 @@ class _Maker:
         """Statements that note each number in a statement or an expression, and each answer about one."""
         if isinstance(node, _INNER) and self._mentions(node, counters_only=not isinstance(node, ast.Lambda)):
             raise _Unfit
+        if (test := self._chosen_by(node)) is not None:
+            self._asked += 1
+            asked = _statement("note(True if _ else False)")
+            asked.value.args[0].test = self._asks(test)
+            parts = [child for child in ast.iter_child_nodes(node) if child is not test]
+            return [asked, *(note for part in parts for note in self._notes(part))]
         if isinstance(node, ast.Call) and self._mentions(node) and (chain := self._callee(node)) is not None:
             return [*self._notes(node.func), *self._passed(node, chain)]
         if isinstance(node, ast.expr) and self._mentions(node) and (number := self._number(node)) is not None:
@@ -523,6 +530,13 @@ class _Maker:
             note.value.args[0] = number
             return [note]
         return [note for child in ast.iter_child_nodes(node) for note in self._notes(child)]
+
+    def _chosen_by(self, node: ast.AST) -> ast.expr | None:
+        """The test about numbers by which an expression takes one of two things, of which one may be no number."""
+        if not isinstance(node, ast.IfExp) or self._asks(node.test) is None:
+            return None
+        named = [each for each in (node.body, node.orelse) if isinstance(each, ast.Name | ast.Attribute)]
+        return None if all(map(self._mentions, named)) else node.test
 
     def _callee(self, node: ast.Call) -> Chain | None:
         """The names by which a function is found that a call with plain arguments calls."""
