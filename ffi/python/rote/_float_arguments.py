@@ -4,7 +4,7 @@ share of a mixup, a temperature, the momentum of a teacher.
 As hyperparameters of an optimizer do, such a float varies without a miss if every use of it is followed. The source of
 the captured function says whether it is: the float goes through arithmetic, comparisons with numbers, ops that take
 numbers as they are, and functions of the script's own that do no more. In the arguments that the session sees, the
-float gives way to ``()``. It is found in a dict of Rote's own, as a hyperparameter is found in a group.
+float gives way to ``((),)``. It is found in a dict of Rote's own, as a hyperparameter is found in a group.
 
 Whether the other operand of ``weight * loss`` is a tensor shows when a call is recorded: a tensor takes the float to an
 op. With anything else, but for numbers that are known from the source, the float is pinned, that is guarded itself.
@@ -14,23 +14,28 @@ from __future__ import annotations
 
 import ast
 import builtins
+import inspect
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from . import _decisions, _facts, _introspect, _returns, _uses
 from ._arithmetic import NUMERIC, Follower, Kind
 from ._libraries import PACKAGES
 from ._numbers import DICT_ITEM, HOST
+from ._policy import holds_hooks
 from ._sources import Function, Position, names_in, nested, node_of, position_of
 
 _DEEP = 4  # functions that a float is passed on through
 #: Functions of PyTorch in Python that divide a tensor by the argument of a name, and do no more with it.
 _DIVIDING: dict[Any, tuple[str, ...]] = {torch.nn.functional.gumbel_softmax: ("logits", "tau")}
 _CHOOSING = (min, max)
+#: Stands for a float in what the session sees. Numbers that decide give way to ``()``.
+_INSTEAD = ((),)
 _NUMBERS = (int, float)
 # Numbers of other classes, written in C, read a float unseen.
 _OTHER_NUMBERS = frozenset({"complex", "timedelta", "datetime", "Decimal", "decimal", "mpf", "mpfr"})
@@ -51,7 +56,7 @@ class Proof:
 
     def holds(self) -> bool:
         """Whether the functions are still those, and the numbers still numbers."""
-        same = all(find() is function for find, function in self.called)
+        same = all(type(now := find()) is type(known) and now == known for find, known in self.called)
         return same and all(type(find()) in _NUMBERS for find in self.numbers)
 
 
@@ -97,7 +102,7 @@ class FloatArguments:
         self._present = present
         for name, place in present.items():
             self.values[name] = args[place] if isinstance(place, int) else kwargs[place]
-        return self.replaced(args, kwargs, dict.fromkeys(present, ()))
+        return self.replaced(args, kwargs, dict.fromkeys(present, _INSTEAD))
 
     def replaced(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], by: Mapping[str, Any]) -> tuple[Any, Any]:
         """The arguments of the present call with other things in the places of its floats."""
@@ -180,7 +185,9 @@ def _check(function: types.FunctionType, names: Set[str], found: _Found, holder:
     found.numbers += follower.numbers
     for find, called, passed in follower.passed:
         found.called.append((find, called))
-        _check(called, passed, found, None, depth + 1)
+        is_method = isinstance(called, types.MethodType)
+        plain, its_object = (called.__func__, called.__self__) if is_method else (called, None)
+        _check(plain, passed, found, its_object, depth + 1)
 
 
 def _named(code: types.CodeType) -> set[str]:
@@ -197,7 +204,7 @@ class _Follower(Follower):
         self._stored = {*self._names}
         self.places: set[Position] = set()
         #: Functions that floats are passed on to: what finds each, it itself, and the names of the arguments.
-        self.passed: list[tuple[Callable[[], Any], types.FunctionType, frozenset[str]]] = []
+        self.passed: list[tuple[Callable[[], Any], Any, frozenset[str]]] = []
 
     def _argument(self, name: str, node: Function) -> Kind:
         return Kind.NUMBER if node is self._node and name in self._given else Kind.OTHER
@@ -266,14 +273,14 @@ class _Follower(Follower):
         function = node.func
         if isinstance(function, ast.Attribute) and function.attr in NUMERIC and self._may_be_tensor(function.value):
             return Kind.OTHER
-        find = self._finder(names_in(function))
+        find = self._finder(names_in(function), calls=True)
         called = None if find is None else find()
         if called in _CHOOSING and not node.keywords and {*kinds} <= {Kind.NUMBER, Kind.WRITTEN} and len(kinds) > 1:
             return Kind.NUMBER
         names = self._names_passed(node, called)
         if find is None or names is None:
             return self._fail(node, "a float goes where it cannot be followed")
-        if type(called) is types.FunctionType and called not in _DIVIDING and self._settled:
+        if called not in _DIVIDING and self._settled:
             self.passed.append((find, called, names))
         return Kind.OTHER
 
@@ -283,8 +290,9 @@ class _Follower(Follower):
         owner = None if find is None else find()
         return self._kind(node) != Kind.NUMBER and (owner is torch or type(owner) is not types.ModuleType)
 
-    def _finder(self, chain: tuple[str, ...]) -> Callable[[], Any] | None:
-        """Finds what names stand for that no statement of the function sets."""
+    def _finder(self, chain: tuple[str, ...], calls: bool = False) -> Callable[[], Any] | None:
+        """Finds what names stand for that no statement of the function sets. ``calls``: of an object, what a call of it
+        runs."""
         function, builtin = self._function_itself, vars(builtins)
         of_holder = self._holder is not None and chain[:1] == function.__code__.co_varnames[:1]
         if not chain or chain[0] in self._stored or (not of_holder and chain[0] in function.__code__.co_varnames):
@@ -305,20 +313,22 @@ class _Follower(Follower):
                 try:
                     found = _introspect.plain_value(found, name)
                 except AttributeError:
-                    return None
-            return found
+                    found = _method(found, name) if calls else None
+            return _forward(found) if calls and isinstance(found, nn.Module) else found
 
         return find
 
     def _names_passed(self, node: ast.Call, called: Any) -> frozenset[str] | None:
         """The arguments of a function that are floats in a call; None if they are not known."""
-        if type(called) is not types.FunctionType:
+        bound = isinstance(called, types.MethodType)
+        plain = called.__func__ if bound else called
+        if type(plain) is not types.FunctionType:
             return None
-        code = called.__code__
+        code = plain.__code__
         if called in _DIVIDING:
             every = by_place = _DIVIDING[called]
         else:
-            by_place = code.co_varnames[: code.co_argcount]
+            by_place = code.co_varnames[bound : code.co_argcount]
             every = code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
         given: dict[str, ast.AST] = {}
         for place, value in enumerate(node.args):
@@ -332,6 +342,24 @@ class _Follower(Follower):
                     return None
                 given[str(each.arg)] = each.value
         return None if called in _DIVIDING and given.keys() != {"tau"} else frozenset(given)
+
+
+def _method(holder: Any, name: str) -> Any:
+    """A method of an object, if its class has it and nothing finds it otherwise; else None."""
+    kind: Any = type(holder)
+    own = _introspect.own(holder)
+    found: Any = None if own is None or name in own else inspect.getattr_static(kind, name, None)
+    plain = type(found) is types.FunctionType and kind.__getattribute__ is object.__getattribute__
+    return types.MethodType(found, holder) if plain else None
+
+
+def _forward(module: nn.Module) -> Any:
+    """What a call of a module runs, if that is its ``forward`` and no hook sees its arguments; else None."""
+    own, everywhere = vars(module), vars(torch.nn.modules.module)
+    hooked = [*(value for name, value in own.items() if holds_hooks(name))]
+    hooked += [value for name, value in everywhere.items() if name.startswith("_global_") and name.endswith("_hooks")]
+    is_plain = type(module).__call__ is nn.Module.__call__ and own.get("_compiled_call_impl") is None
+    return _method(module, "forward") if is_plain and not any(hooked) else None
 
 
 def _is_complex(node: ast.AST) -> bool:
