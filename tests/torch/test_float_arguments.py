@@ -280,6 +280,26 @@ def test_kinds_of_numbers(kind: int, name: str) -> None:
         assert found.steps[0].stats.replays >= 10, found.steps[0].stats
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("first", [float, np.float64])
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "x * ((w > 0.1) + (w > 0.2))",
+        "x if (w > 0.1) is True else -x",
+        "x * ((w > 0.31) / (w > 0.25))",
+        "x * ((w > 0.31) - (w > 0.2))",
+        "x * torch.ones(8)[: 7 + (w > 0.31)].sum()",
+        "F.dropout(x, 0.3, training=(w > 0.31))",
+        "x * min(w, 0.5) * (-1 if w < 0 else 1 / w)",
+    ],
+)
+def test_numpy_has_its_own_truth(expression: str, first: type, tmp_path: Path) -> None:
+    other = np.float64 if first is float else float
+    values = [first(value) for value in VALUES[:12]] + [other(value) for value in VALUES[:12]]
+    check_right(script_of(use_of(expression, tmp_path), values))
+
+
 @pytest.mark.filterwarnings("ignore:rote")
 def test_what_a_name_stands_for_changes(tmp_path: Path) -> None:
     """A function that a float is passed on to, and a number that it is combined with, are others later."""

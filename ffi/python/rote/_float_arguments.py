@@ -34,8 +34,8 @@ _DEEP = 4  # functions that a float is passed on through
 #: Functions of PyTorch in Python that divide a tensor by the argument of a name, and do no more with it.
 _DIVIDING: dict[Any, tuple[str, ...]] = {torch.nn.functional.gumbel_softmax: ("logits", "tau")}
 _CHOOSING = (min, max)
-#: Stands for a float in what the session sees. Numbers that decide give way to ``()``.
-_INSTEAD = ((),)
+#: Stand for a float in what the session sees: NumPy's, and Python's. Numbers that decide give way to ``()``.
+_INSTEAD = (((),),), ((),)
 _NUMBERS = (int, float)
 # Numbers of other classes, written in C, read a float unseen.
 _OTHER_NUMBERS = frozenset({"complex", "timedelta", "datetime", "Decimal", "decimal", "mpf", "mpfr"})
@@ -102,7 +102,7 @@ class FloatArguments:
         self._present = present
         for name, place in present.items():
             self.values[name] = args[place] if isinstance(place, int) else kwargs[place]
-        return self.replaced(args, kwargs, dict.fromkeys(present, _INSTEAD))
+        return self.replaced(args, kwargs, {name: _INSTEAD[type(self.values[name]) is float] for name in present})
 
     def replaced(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], by: Mapping[str, Any]) -> tuple[Any, Any]:
         """The arguments of the present call with other things in the places of its floats."""

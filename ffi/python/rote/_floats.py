@@ -330,6 +330,7 @@ def _comparing(name: str, how: int, exchanged: bool, negated: bool) -> Callable[
     """A comparison. A replay repeats it, and must find the same."""
     pinned = _pinning(name)
     plain = getattr(float, name)
+    apply = getattr(operator, name)
 
     def method(self: TracedFloat, other: Any) -> Any:
         exact = type(other) in (float, bool, TracedFloat) or (type(other) is int and abs(other) <= _EXACT)
@@ -342,7 +343,9 @@ def _comparing(name: str, how: int, exchanged: bool, negated: bool) -> Callable[
         holds = plain(self, other)
         a, b = (operand, self._index) if exchanged else (self._index, operand)
         check(lib.rote_record_compared(tape.session, how, a, b, holds != negated))
-        return holds
+        theirs = _plain(other)
+        with_numpy = type(self._plain) is not float or (isinstance(theirs, float) and type(theirs) is not float)
+        return apply(self._plain, theirs) if with_numpy else holds  # NumPy's own truth
 
     method.__name__ = name
     return method
