@@ -307,20 +307,49 @@ def test_what_a_name_stands_for_changes(tmp_path: Path) -> None:
         "def weigh(a, w):\n    return a * w\n\n"
         "def use(layer, x, w, v, n, c, k):\n"
         "    layer.zero_grad()\n"
-        "    loss = weigh(layer(x).square().mean(), w) + FACTOR * w * layer.weight.abs().sum()\n"
+        "    loss = weigh(layer(x).square().mean(), min(w, 9.0)) + FACTOR * w * layer.weight.abs().sum()\n"
         "    loss.backward()\n"
         "    return loss.detach()\n"
     )
 
     def script(capture: Capture) -> Calls:
         use = made(body, tmp_path)
-        others = iter([("FACTOR", 1.5), ("weigh", lambda a, w: a * (w > 0.25)), ("FACTOR", torch.tensor(2.0))])
+        use.__globals__["min"] = min  # of the script's own, from then on
+        others = iter(
+            [
+                ("FACTOR", 1.5),
+                ("min", lambda a, b: math.sqrt(abs(a))),
+                ("weigh", lambda a, w: a * (w > 0.25)),
+                ("FACTOR", torch.tensor(2.0)),
+            ]
+        )
         layer = nn.Linear(8, 8)
         step = capture(use, state=layer)
-        for i, w in enumerate(itertools.islice(itertools.cycle(VALUES), 40)):
+        for i, w in enumerate(itertools.islice(itertools.cycle(VALUES), 60)):
             if i % 10 == 9:
                 use.__globals__.update([next(others, ("FACTOR", 1))])
             yield step(layer, torch.randn(4, 8), w, w, 3, 2.0, None), layer.weight.grad
+
+    check_right(script)
+
+
+@pytest.mark.filterwarnings("ignore:rote")
+def test_the_code_of_a_function_changes(tmp_path: Path) -> None:
+    body = (
+        "def weigh(a, w):\n    return a * w\n\ndef use(layer, x, w, v, n, c, k):\n    return weigh(layer(x).sum(), w)\n"
+    )
+
+    def script(capture: Capture) -> Calls:
+        use = made(body, tmp_path)
+        layer = nn.Linear(8, 8)
+        step = capture(use, state=layer)
+        for i in range(30):
+            if i == 12:
+                weigh = use.__globals__["weigh"]
+                weigh.__code__ = made(
+                    "def weigh(a, w):\n    return a * math.cos(w - w % 0.5)\n", tmp_path, "weigh"
+                ).__code__
+            yield step(layer, torch.randn(4, 8), annealed(i % 11), 0.5, 3, 2.0, None).detach()
 
     check_right(script)
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from models import mesh
 from oracle import Calls, Capture, check_equal, check_same, run_eager
+from rote._checkpointed import inside_of
 from test_regions import check_steps
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
@@ -297,6 +298,13 @@ def test_checkpoints_switched_on_and_off() -> None:
         return state
 
     check_steps(script, layers)
+
+
+def test_other_wrappers_of_a_forward_are_in_the_region() -> None:
+    model = checkpointed()
+    wrapped = [part for part in model.modules() if hasattr(type(part).forward, "__wrapped__")]
+    inside = [part for part in wrapped if inside_of(part) is not None]
+    assert len(wrapped) > len(inside) and inside == layers({"model": model})
 
 
 def test_copies_set_checkpoints_too() -> None:

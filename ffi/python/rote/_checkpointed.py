@@ -20,8 +20,10 @@ _CHECKPOINT = "_gradient_checkpointing_func"
 def inside_of(module: nn.Module) -> Callable[..., Any] | None:
     """The function that a module's forward runs within a checkpoint, or as it is where checkpoints are off; None for a
     module that sets none."""
-    inside = getattr(type(module).forward, "__wrapped__", None)
-    sets_one = type(getattr(module, "gradient_checkpointing", None)) is bool
+    forward = type(module).forward
+    names = forward.__code__.co_names if isinstance(forward, types.FunctionType) else ()
+    inside = getattr(forward, "__wrapped__", None)
+    sets_one = _CHECKPOINT in names and type(getattr(module, "gradient_checkpointing", None)) is bool
     return inside if sets_one and isinstance(inside, types.FunctionType) else None
 
 

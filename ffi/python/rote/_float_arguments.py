@@ -49,14 +49,14 @@ class Proof:
     codes: frozenset[types.CodeType]
     places: frozenset[Place]
     """Where numbers are combined with numbers."""
-    called: tuple[tuple[Callable[[], Any], Any], ...]
-    """What finds the functions that they are passed on to, and these."""
+    called: tuple[tuple[Callable[[], Any], Any, Any], ...]
+    """What finds the functions that they are passed on to, these, and their code."""
     numbers: tuple[Callable[[], Any], ...]
     """What finds the other numbers that they are combined with."""
 
     def holds(self) -> bool:
         """Whether the functions are still those, and the numbers still numbers."""
-        same = all(type(now := find()) is type(known) and now == known for find, known in self.called)
+        same = all(_is_same(find(), known) and _code_of(known) is code for find, known, code in self.called)
         return same and all(type(find()) in _NUMBERS for find in self.numbers)
 
 
@@ -166,7 +166,7 @@ def _proof(function: types.FunctionType, names: Set[str], holder: Any) -> Proof 
 class _Found:
     codes: set[types.CodeType] = field(default_factory=set)
     places: set[Place] = field(default_factory=set)
-    called: list[tuple[Callable[[], Any], Any]] = field(default_factory=list)
+    called: list[tuple[Callable[[], Any], Any, Any]] = field(default_factory=list)
     numbers: list[Callable[[], Any]] = field(default_factory=list)
 
 
@@ -183,11 +183,25 @@ def _check(function: types.FunctionType, names: Set[str], found: _Found, holder:
     found.codes.update(nested(code))
     found.places.update((code.co_filename, place) for place in follower.places)
     found.numbers += follower.numbers
+    found.called.append((lambda: function, function, code))
+    found.called += [(find, known, _code_of(known)) for find, known in follower.known]
     for find, called, passed in follower.passed:
-        found.called.append((find, called))
+        found.called.append((find, called, _code_of(called)))
         is_method = isinstance(called, types.MethodType)
         plain, its_object = (called.__func__, called.__self__) if is_method else (called, None)
         _check(plain, passed, found, its_object, depth + 1)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two functions are one, or the same method of one object."""
+    if one is other:
+        return True
+    methods = type(one) is types.MethodType and type(other) is types.MethodType
+    return methods and one.__func__ is other.__func__ and one.__self__ is other.__self__
+
+
+def _code_of(function: Any) -> Any:
+    return getattr(getattr(function, "__func__", function), "__code__", None)
 
 
 def _named(code: types.CodeType) -> set[str]:
@@ -205,6 +219,7 @@ class _Follower(Follower):
         self.places: set[Position] = set()
         #: Functions that floats are passed on to: what finds each, it itself, and the names of the arguments.
         self.passed: list[tuple[Callable[[], Any], Any, frozenset[str]]] = []
+        self.known: list[tuple[Callable[[], Any], Any]] = []  # Python's and PyTorch's, with what finds them
 
     def _argument(self, name: str, node: Function) -> Kind:
         return Kind.NUMBER if node is self._node and name in self._given else Kind.OTHER
@@ -275,14 +290,16 @@ class _Follower(Follower):
             return Kind.OTHER
         find = self._finder(names_in(function), calls=True)
         called = None if find is None else find()
-        if called in _CHOOSING and not node.keywords and {*kinds} <= {Kind.NUMBER, Kind.WRITTEN} and len(kinds) > 1:
-            return Kind.NUMBER
-        names = self._names_passed(node, called)
-        if find is None or names is None:
+        numbers = len(kinds) > 1 and {*kinds} <= {Kind.NUMBER, Kind.WRITTEN} and not node.keywords
+        chooses = numbers and any(called is each for each in _CHOOSING)
+        names = None if chooses else self._names_passed(node, called)
+        if find is None or (names is None and not chooses):
             return self._fail(node, "a float goes where it cannot be followed")
-        if called not in _DIVIDING and self._settled:
+        if self._settled and (names is None or called in _DIVIDING):
+            self.known.append((find, called))
+        elif self._settled and names is not None:
             self.passed.append((find, called, names))
-        return Kind.OTHER
+        return Kind.NUMBER if chooses else Kind.OTHER
 
     def _may_be_tensor(self, node: ast.expr) -> bool:
         """Whether a method of an object is a tensor's, or the object is torch itself: no other module."""
