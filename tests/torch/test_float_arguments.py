@@ -335,23 +335,21 @@ def test_what_a_name_stands_for_changes(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:rote")
 def test_the_code_of_a_function_changes(tmp_path: Path) -> None:
-    body = (
-        "def weigh(a, w):\n    return a * w\n\ndef use(layer, x, w, v, n, c, k):\n    return weigh(layer(x).sum(), w)\n"
-    )
+    body = "def weigh(a, w):\n    return a * w\n\ndef use(layer, x, w, v, n, c, k):\n    return weigh(layer(x).detach(), w)\n"
 
     def script(capture: Capture) -> Calls:
         use = made(body, tmp_path)
         layer = nn.Linear(8, 8)
         step = capture(use, state=layer)
-        for i in range(30):
+        for i in range(34):
             if i == 12:
                 weigh = use.__globals__["weigh"]
                 weigh.__code__ = made(
-                    "def weigh(a, w):\n    return a * math.cos(w - w % 0.5)\n", tmp_path, "weigh"
+                    "def weigh(a, w):\n    return a * math.copysign(1.0, w)\n", tmp_path, "weigh"
                 ).__code__
-            yield step(layer, torch.randn(4, 8), annealed(i % 11), 0.5, 3, 2.0, None).detach()
+            yield step(layer, torch.randn(4, 8), annealed(i % 11) * (1 if i < 25 else -1), 0.5, 3, 2.0, None)
 
-    check_right(script)
+    check_right(script, replays=8)
 
 
 @pytest.mark.filterwarnings("ignore:rote")
