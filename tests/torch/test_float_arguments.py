@@ -79,6 +79,11 @@ GUARDED = [
     "x * (odd * w)",
     "x * (w + odd)",
     "looks(x, w)",
+    "x * sign(w)",
+    "shadows(x, w)",
+    "shadows_by_a_definition(x, w)",
+    "shadows_by_an_attribute(x, w)",
+    "shadows_by_an_import(x, w)",
     "recursive(x, w, 2)",
     "x * abs(1j * w)",
     "x * abs(ONE * w)",
@@ -117,6 +122,9 @@ import torch
 from torch.nn import functional as F
 
 class Odd:
+    def weigh(self, w):
+        return w * 2
+
     def __mul__(self, other):
         return int(other * 10) * 1.0 if math.isfinite(other) else 1.0
     def __radd__(self, other):
@@ -144,6 +152,30 @@ def nested(a, w):
 
 def recursive(a, w, n):
     return a if n == 0 else recursive(a * w, w, n - 1)
+
+def sign(w):
+    return math.copysign(1.0, w)
+
+def shadows(a, w):
+    def inner(helper):
+        return helper(w, 1.0)
+    return a * inner(lambda value, _: sign(value))
+
+def shadows_by_a_definition(a, w):
+    def helper(value, _):
+        return sign(value)
+    return a * sum(helper(w, 1.0) for _ in range(1))
+
+def shadows_by_an_attribute(a, w):
+    odd.weigh = sign
+    try:
+        return a * odd.weigh(w)
+    finally:
+        del odd.weigh
+
+def shadows_by_an_import(a, w):
+    from math import copysign as helper
+    return a * sum(helper(1.0, w) for _ in range(1))
 
 def looks(a, w):
     return a * math.cos(w)
@@ -335,7 +367,8 @@ def test_what_a_name_stands_for_changes(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:rote")
 def test_the_code_of_a_function_changes(tmp_path: Path) -> None:
-    body = "def weigh(a, w):\n    return a * w\n\ndef use(layer, x, w, v, n, c, k):\n    return weigh(layer(x).detach(), w)\n"
+    weigh = "def weigh(a, w):\n    return a * w\n"
+    body = f"{weigh}\ndef use(layer, x, w, v, n, c, k):\n    return weigh(layer(x).detach(), w)\n"
 
     def script(capture: Capture) -> Calls:
         use = made(body, tmp_path)

@@ -215,7 +215,9 @@ class _Follower(Follower):
         super().__init__(node, function.__code__, returns=False)
         self._function_itself, self._given, self._holder = function, names, holder
         self.numbers: list[Callable[[], Any]] = []
-        self._stored = {*self._names}
+        self._own = _bound(function.__code__, holder is not None).union(self._names)
+        every = [each for each in ast.walk(node) if isinstance(each, ast.Attribute)]
+        self._set = {each.attr for each in every if not isinstance(each.ctx, ast.Load)}
         self.places: set[Position] = set()
         #: Functions that floats are passed on to: what finds each, it itself, and the names of the arguments.
         self.passed: list[tuple[Callable[[], Any], Any, frozenset[str]]] = []
@@ -312,7 +314,7 @@ class _Follower(Follower):
         runs."""
         function, builtin = self._function_itself, vars(builtins)
         of_holder = self._holder is not None and chain[:1] == function.__code__.co_varnames[:1]
-        if not chain or chain[0] in self._stored or (not of_holder and chain[0] in function.__code__.co_varnames):
+        if not chain or chain[0] in self._own or not self._set.isdisjoint(chain[1:]):
             return None
 
         def find() -> Any:
@@ -359,6 +361,13 @@ class _Follower(Follower):
                     return None
                 given[str(each.arg)] = each.value
         return None if called in _DIVIDING and given.keys() != {"tau"} else frozenset(given)
+
+
+def _bound(code: types.CodeType, has_object: bool) -> set[str]:
+    """The variables that code has, and that functions in it have, without the first argument of a method."""
+    every = {name for each in nested(code) if each is not code for name in (*each.co_varnames, *each.co_cellvars)}
+    first = code.co_varnames[: int(has_object)]
+    return every.union(name for name in (*code.co_varnames, *code.co_cellvars) if name not in first)
 
 
 def _method(holder: Any, name: str) -> Any:
