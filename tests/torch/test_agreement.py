@@ -33,6 +33,7 @@ def summed(tensor: Tensor) -> Tensor:
 
 def three_sums(x: Tensor, scale: float) -> list[Tensor]:
     """Sums over ranks that do not depend on each other. Of small whole numbers, which add up alike in any order."""
+    scale = float(str(scale))  # so that its value is guarded
     sums = [summed(x * scale), summed(x + scale), summed(x - scale)]
     return [each + 1 for each in sums]
 

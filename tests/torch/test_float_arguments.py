@@ -35,7 +35,8 @@ FOLLOWED = {
     "(w * k).sum() + x": 0,
     "torch.lerp(x, x * 2, w)": 0,
     "torch.add(x, x.abs(), alpha=w)": 0,
-    "x.mul(w).add(x, alpha=1 - w)": 0,
+    "x.abs().mul(w).add(x, alpha=1 - w)": 0,
+    "x.clone().mul_(w).add_(x, alpha=1 - w)": 0,
     "torch.addcmul(x, x, x, value=w)": 0,
     "x * w if w > 0.25 else x": 6,
     "x * w if 0.2 < w <= 0.6 else x - w": 8,
@@ -80,6 +81,11 @@ GUARDED = [
     "x * (w + odd)",
     "looks(x, w)",
     "x * sign(w)",
+    "swaps(x, w)",
+    "switch.net(x, w) * (switch.use('good') or 1)",
+    "by_an_argument(x, w, np)",
+    "by_an_object(x, w)",
+    "x.mul(w)",
     "shadows(x, w)",
     "shadows_by_a_definition(x, w)",
     "shadows_by_an_attribute(x, w)",
@@ -176,6 +182,35 @@ def shadows_by_an_attribute(a, w):
 def shadows_by_an_import(a, w):
     from math import copysign as helper
     return a * sum(helper(1.0, w) for _ in range(1))
+
+class Switch:
+    def __init__(self):
+        self.net, self.nets = good, {"good": good, "sign": signed}
+
+    def use(self, name):
+        self.net = self.nets[name]
+
+def good(a, w):
+    return a * w
+
+def signed(a, w):
+    return a * sign(w)
+
+switch, ops = Switch(), type("Ops", (), {"mul": staticmethod(signed)})
+
+def swaps(a, w):
+    switch.use("sign")
+    try:
+        return switch.net(a, w)
+    finally:
+        switch.use("good")
+
+def by_an_argument(a, w, xp):
+    return a * float(xp.add(w, 0.5))
+
+def by_an_object(a, w):
+    other = ops
+    return other.mul(a, w)
 
 def looks(a, w):
     return a * math.cos(w)

@@ -133,7 +133,7 @@ class Decisions:
         """Whether a function that calls of a step run may set what answers depend on, besides the numbers."""
         own = {name for each in self._questions.values() if each is not None for name in each.operands}
         names = own | self._operands_of_others
-        return bool(names) and _may_set(names, functions)
+        return bool(names) and may_set(names, functions)
 
     def stop(self) -> None:
         """Guards the numbers themselves from now on."""
@@ -707,7 +707,7 @@ def _without(body: list[ast.stmt], dropped: set[str]) -> list[ast.stmt]:
     return left
 
 
-def _may_set(names: Set[str], functions: Iterable[types.FunctionType]) -> bool:
+def may_set(names: Set[str], functions: Iterable[types.FunctionType]) -> bool:
     """Whether a function may set an attribute or a variable of these names. Of what installed packages set without
     naming it, :class:`Operand` tells when they have run."""
     for function in functions:

@@ -53,6 +53,8 @@ class Proof:
     """What finds the functions that they are passed on to, these, and their code."""
     numbers: tuple[Callable[[], Any], ...]
     """What finds the other numbers that they are combined with."""
+    names: frozenset[str]
+    """The names by which all of these are found."""
 
     def holds(self) -> bool:
         """Whether the functions are still those, and the numbers still numbers."""
@@ -127,7 +129,10 @@ class FloatArguments:
             self._proofs.clear()
             self._followed.clear()
             return None
-        return None if _uses.taken_names(functions) else proof
+        if proof is None or _uses.taken_names(functions):
+            return None
+        later = (each for each in functions if each.__name__ != "__init__")  # which sets those of a new object
+        return None if _decisions.may_set(proof.names, later) else proof
 
     def facts(self, followed: bool) -> Iterator[_facts.Fact]:
         """What is to be looked at, at every call. ``followed``: whether the floats may vary."""
@@ -159,7 +164,8 @@ def _proof(function: types.FunctionType, names: Set[str], holder: Any) -> Proof 
         _check(function, names, found, holder)
     except (_Unfollowed, RecursionError):
         return None
-    return Proof(frozenset(found.codes), frozenset(found.places), tuple(found.called), tuple(found.numbers))
+    parts = frozenset(found.codes), frozenset(found.places), tuple(found.called), tuple(found.numbers)
+    return Proof(*parts, frozenset(found.names))
 
 
 @dataclass
@@ -168,6 +174,7 @@ class _Found:
     places: set[Place] = field(default_factory=set)
     called: list[tuple[Callable[[], Any], Any, Any]] = field(default_factory=list)
     numbers: list[Callable[[], Any]] = field(default_factory=list)
+    names: set[str] = field(default_factory=lambda: {"__code__"})
 
 
 def _check(function: types.FunctionType, names: Set[str], found: _Found, holder: Any, depth: int = 0) -> None:
@@ -183,6 +190,7 @@ def _check(function: types.FunctionType, names: Set[str], found: _Found, holder:
     found.codes.update(nested(code))
     found.places.update((code.co_filename, place) for place in follower.places)
     found.numbers += follower.numbers
+    found.names |= follower.looked_up
     found.called.append((lambda: function, function, code))
     found.called += [(find, known, _code_of(known)) for find, known in follower.known]
     for find, called, passed in follower.passed:
@@ -215,6 +223,7 @@ class _Follower(Follower):
         super().__init__(node, function.__code__, returns=False)
         self._function_itself, self._given, self._holder = function, names, holder
         self.numbers: list[Callable[[], Any]] = []
+        self.looked_up: set[str] = set()
         self._own = _bound(function.__code__, holder is not None).union(self._names)
         every = [each for each in ast.walk(node) if isinstance(each, ast.Attribute)]
         self._set = {each.attr for each in every if not isinstance(each.ctx, ast.Load)}
@@ -251,6 +260,7 @@ class _Follower(Follower):
             return Kind.OTHER
         if self._settled:
             self.numbers.append(find)
+            self.looked_up.update(names_in(node))
         return Kind.WRITTEN
 
     def _entry(self, node: ast.AST, key: Any) -> Kind:
@@ -288,7 +298,7 @@ class _Follower(Follower):
         if starred or any(each.arg is None for each in node.keywords):
             return self._fail(node, "arguments that are not written there")
         function = node.func
-        if isinstance(function, ast.Attribute) and function.attr in NUMERIC and self._may_be_tensor(function.value):
+        if isinstance(function, ast.Attribute) and function.attr in NUMERIC and self._is_op(function):
             return Kind.OTHER
         find = self._finder(names_in(function), calls=True)
         called = None if find is None else find()
@@ -297,17 +307,30 @@ class _Follower(Follower):
         names = None if chooses else self._names_passed(node, called)
         if find is None or (names is None and not chooses):
             return self._fail(node, "a float goes where it cannot be followed")
+        if self._settled:
+            self.looked_up.update((*names_in(function), getattr(called, "__name__", "")))
         if self._settled and (names is None or called in _DIVIDING):
             self.known.append((find, called))
         elif self._settled and names is not None:
             self.passed.append((find, called, names))
         return Kind.NUMBER if chooses else Kind.OTHER
 
-    def _may_be_tensor(self, node: ast.expr) -> bool:
-        """Whether a method of an object is a tensor's, or the object is torch itself: no other module."""
-        find = self._finder(names_in(node))
-        owner = None if find is None else find()
-        return self._kind(node) != Kind.NUMBER and (owner is torch or type(owner) is not types.ModuleType)
+    def _is_op(self, function: ast.Attribute) -> bool:
+        """Whether a function of torch is called, or a method of a tensor. One whose name has no underscore may be that
+        of anything: its object is a tensor by what finds it, or a result."""
+        owner, name = function.value, function.attr
+        if self._kind(owner) == Kind.NUMBER or name in self._set:
+            return False
+        find = self._finder(names_in(owner))
+        found = None if find is None else find()
+        if found is torch:
+            op = self._finder((*names_in(owner), name))
+            if self._settled and op is not None:
+                self.known.append((op, op()))
+            return op is not None and isinstance(op(), types.BuiltinFunctionType)
+        if isinstance(found, types.ModuleType):
+            return False
+        return name.endswith("_") or isinstance(owner, ast.BinOp | ast.Call) or isinstance(found, torch.Tensor)
 
     def _finder(self, chain: tuple[str, ...], calls: bool = False) -> Callable[[], Any] | None:
         """Finds what names stand for that no statement of the function sets. ``calls``: of an object, what a call of it
