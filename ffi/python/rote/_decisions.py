@@ -62,10 +62,8 @@ class Decisions:
     """What a captured function asks about numbers."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        plain = _returns.unwrapped(function)
-        self._first = (plain.__self__,) if type(plain) is types.MethodType else ()
-        plain = _returns.unwrapped(plain.__func__) if type(plain) is types.MethodType else plain
-        self._function = plain if type(plain) is types.FunctionType and is_fit(plain.__code__) else None
+        self._first, plain = _returns.bound_and_plain(function)
+        self._function = plain if plain is not None and is_fit(plain.__code__) else None
         self.code = None if self._function is None else self._function.__code__
         self._counts = self.code is not None and _counts_attributes(self.code)
         # By the names of arguments that are numbers, and whether the first argument is an object with attributes.

@@ -58,7 +58,7 @@ class Proof:
 
     def holds(self) -> bool:
         """Whether the functions are still those, and the numbers still numbers."""
-        same = all(_is_same(find(), known) and _code_of(known) is code for find, known, code in self.called)
+        same = all(_is_same(find(), known) and _returns.code_of(known) is code for find, known, code in self.called)
         return same and all(type(find()) in _NUMBERS for find in self.numbers)
 
 
@@ -70,11 +70,8 @@ class FloatArguments:
     """The floats that a captured function takes."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        plain = _returns.unwrapped(function)
-        self._bound = int(type(plain) is types.MethodType)
-        plain = _returns.unwrapped(plain.__func__) if self._bound else plain
-        self._function = plain if type(plain) is types.FunctionType else None
-        self._object = getattr(_returns.unwrapped(function), "__self__", None) if self._bound else None
+        bound, self._function = _returns.bound_and_plain(function)
+        self._bound, self._object = len(bound), next(iter(bound), None)
         #: By name: what a call has given for those that are followed.
         self.values: dict[str, float] = {}
         self._present: dict[str, int | str] = {}  # of the last call, with the place or the name of each
@@ -162,7 +159,7 @@ def _proof(function: types.FunctionType, names: Set[str], holder: Any) -> Proof 
     try:
         found = _Found()
         _check(function, names, found, holder)
-    except (_Unfollowed, RecursionError):
+    except Exception:  # of functions that are not followed, or of objects that may be anything
         return None
     parts = frozenset(found.codes), frozenset(found.places), tuple(found.called), tuple(found.numbers)
     return Proof(*parts, frozenset(found.names))
@@ -192,9 +189,9 @@ def _check(function: types.FunctionType, names: Set[str], found: _Found, holder:
     found.numbers += follower.numbers
     found.names |= follower.looked_up
     found.called.append((lambda: function, function, code))
-    found.called += [(find, known, _code_of(known)) for find, known in follower.known]
+    found.called += [(find, known, _returns.code_of(known)) for find, known in follower.known]
     for find, called, passed in follower.passed:
-        found.called.append((find, called, _code_of(called)))
+        found.called.append((find, called, _returns.code_of(called)))
         is_method = isinstance(called, types.MethodType)
         plain, its_object = (called.__func__, called.__self__) if is_method else (called, None)
         _check(plain, passed, found, its_object, depth + 1)
@@ -206,10 +203,6 @@ def _is_same(one: Any, other: Any) -> bool:
         return True
     methods = type(one) is types.MethodType and type(other) is types.MethodType
     return methods and one.__func__ is other.__func__ and one.__self__ is other.__self__
-
-
-def _code_of(function: Any) -> Any:
-    return getattr(getattr(function, "__func__", function), "__code__", None)
 
 
 def _named(code: types.CodeType) -> set[str]:
@@ -372,18 +365,18 @@ class _Follower(Follower):
         else:
             by_place = code.co_varnames[bound : code.co_argcount]
             every = code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
-        given: dict[str, ast.AST] = {}
+        given: set[str] = set()
         for place, value in enumerate(node.args):
             if self._kind(value) == Kind.NUMBER:
                 if place >= len(by_place):
                     return None
-                given[by_place[place]] = value
+                given.add(by_place[place])
         for each in node.keywords:
             if self._kind(each.value) == Kind.NUMBER:
                 if each.arg not in every:
                     return None
-                given[str(each.arg)] = each.value
-        return None if called in _DIVIDING and given.keys() != {"tau"} else frozenset(given)
+                given.add(str(each.arg))
+        return None if called in _DIVIDING and given != {"tau"} else frozenset(given)
 
 
 def _bound(code: types.CodeType, has_object: bool) -> set[str]:

@@ -129,6 +129,15 @@ def unwrapped(function: Any) -> Any:
     return function
 
 
+def bound_and_plain(function: Any) -> tuple[tuple[Any, ...], types.FunctionType | None]:
+    """What a captured function is bound to, and the function of Python's behind it; none of another callable."""
+    plain = unwrapped(function)
+    bound: tuple[Any, ...] = ()
+    if type(plain) is types.MethodType:
+        plain, bound = unwrapped(plain.__func__), (plain.__self__,)
+    return bound, plain if type(plain) is types.FunctionType else None
+
+
 def code_of(function: Any) -> types.CodeType | None:
     """The code whose result a call of a captured function gives, if nobody sees it before the caller; none of a
     generator."""

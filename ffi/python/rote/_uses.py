@@ -186,6 +186,7 @@ def prove(
         if code is not None and _touches(names_of(code)):
             raise Unproven(f"a generator in reach names {', '.join(_touches(names_of(code)))}")
     proven: set[types.CodeType] = set()
+    shadowing = taken_names(functions)
     # A descriptor of a class gives a dict that nobody sees read.
     seen = seen and not any("__get__" in names_of(function.__code__).attributes for function in functions)
     unnamed = _SEEN if seen else frozenset()
@@ -198,7 +199,7 @@ def prove(
             if runs and touching == {"param_groups"} and only_returns_groups(function.__code__):
                 continue  # it computes nothing, so that tuples in the groups may be followed beside it
             kind = Unproven if runs else UnprovenCode
-            if shadowing := taken_names(functions):
+            if shadowing:
                 raise kind(f"{min(shadowing)} is the name of a function in reach")
             unproven = problem(function, returns=runs)
             if unproven is not None:
