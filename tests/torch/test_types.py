@@ -23,7 +23,7 @@ TEXT = """
     trainer = Trainer()
     """
 REVEALED = {
-    "captured": "rote._capture.Captured[[x: torch._tensor.Tensor, scale: float =], tuple[torch._tensor.Tensor, int]]",
+    "captured": "rote._captured.Captured[[x: torch._tensor.Tensor, scale: float =], tuple[torch._tensor.Tensor, int]]",
     "captured(x=Tensor())": "tuple[torch._tensor.Tensor, int]",
     "trainer.step": "def (x: torch._tensor.Tensor) -> torch._tensor.Tensor",
     "captured.stats.replays": "int",

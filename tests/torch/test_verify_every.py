@@ -65,7 +65,7 @@ def script_of(passes: str, plant: Callable[[Any], None] | None, found: list[Any]
 
 def planted(captured: Any, op: str, fault: str, bound: bool, nth: int) -> int:
     """Makes the plan wrong; the instruction."""
-    from rote._capture import step_of
+    from rote._captured import step_of
     from rote._native import lib
 
     step = step_of(captured)

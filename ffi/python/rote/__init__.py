@@ -6,11 +6,12 @@ for tokens, labels in loader:
 """
 
 from . import logging, propagation
-from ._capture import Captured, capture, capture_module
+from ._capture import capture, capture_module
 from ._capture_loops import CapturedLoops, capture_loops
+from ._captured import Captured
+from ._captured_module import CapturedModule
 from ._native import LogCallback, lib
 from ._propagate import Propagation, propagate
-from ._region import CapturedModule
 from ._step import RecordingRefused, Stats, VerificationError
 from ._validate import validate
 

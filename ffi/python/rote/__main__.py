@@ -33,6 +33,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--plans", metavar="DIR", help="keep plans in this directory, for later runs too")
     parser.add_argument("--verify", metavar="N", type=int, default=0, help="compare the first N replays with eager")
     parser.add_argument("--strict", action="store_true", help="raise an error where a captured step cannot be replayed")
+    parser.add_argument(
+        "--no-regions", action="store_true", help="leave modules as they are where a step cannot be replayed"
+    )
     parser.add_argument("--report", metavar="FILE", help="write a report on each step and loop to this file")
     parser.add_argument("--quiet", action="store_true", help="print no table at the end")
     parser.add_argument("-m", dest="is_module", action="store_true", help="the script is the name of a module")
@@ -56,13 +59,18 @@ def _location(script: str, is_module: bool) -> tuple[str, str | None, ModuleSpec
     return spec.origin, spec.parent, spec
 
 
-def _row(name: str, stats: Any) -> str:
+def _rows(name: str, stats: Any) -> list[str]:
     if not stats.calls:
-        return f"  {name}: not called"
+        return [f"  {name}: not called"]
     told = f"  {name}: {stats.replays} of {stats.calls} calls replayed"
-    if stats.replays or not stats.refusals:
-        return told
-    return f"{told}: {stats.refusals[-1]}"
+    why = "" if stats.replays or not stats.refusals else f": {stats.refusals[-1]}"
+    return [told + why, *(_row_of_region(path, each) for path, each in stats.regions.items())]
+
+
+def _row_of_region(path: str, stats: Any) -> str:
+    told = f"    region {path}: {stats.replays} of {stats.calls} forwards replayed"
+    back = stats.backward
+    return f"{told}, {back.replays} of {back.calls} backwards" if back is not None and back.calls else told
 
 
 def _report(captures: Captures, file: str | None, quiet: bool) -> None:
@@ -73,7 +81,7 @@ def _report(captures: Captures, file: str | None, quiet: bool) -> None:
                 out.write(f"{name}: {step.__qualname__}\n{step.explain()}\n\n")
     if quiet or os.environ.get("RANK", "0") != "0":
         return
-    rows = [_row(f"{name}: {step.__qualname__}", step.stats) for name, step in captures.found]
+    rows = [row for name, step in captures.found for row in _rows(f"{name}: {step.__qualname__}", step.stats)]
     rows += [f"  {why}" for why in captures.why]
     if not rows:
         rows = [
@@ -90,7 +98,9 @@ def main() -> None:
         sys.path[0] = os.path.dirname(os.path.abspath(arguments.script))
     from ._script import Captures, Finder
 
-    captures = Captures(plans=arguments.plans, verify=arguments.verify, strict=arguments.strict)
+    captures = Captures(
+        plans=arguments.plans, verify=arguments.verify, strict=arguments.strict, regions=not arguments.no_regions
+    )
     path, package, spec = _location(arguments.script, arguments.is_module)
     try:
         with tokenize.open(path) as file:

@@ -1,122 +1,21 @@
-"""``rote.capture``, and the captured function that it returns."""
+"""``rote.capture`` and ``rote.capture_module``."""
 
 from __future__ import annotations
 
-import copy
-import sys
-import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, overload
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 from torch import nn
-from torch._C._dynamo import eval_frame
 
-from . import _checkpointed
-from ._checkpointed import CheckpointedRegion
-from ._region import CapturedModule, Region
+from ._captured import Captured
+from ._captured_module import CapturedModule, region_of
+from ._module_regions import ModuleRegions
+from ._region import Region
 from ._split_step import SplitStep
-from ._step import Stats, Step
 
 Arguments = ParamSpec("Arguments")
-Rest = ParamSpec("Rest")
 Result = TypeVar("Result", covariant=True)
-Returned = TypeVar("Returned")
-Instance = TypeVar("Instance")
-
-
-class Captured(Generic[Arguments, Result]):
-    """A captured function. Call it as the function it stands for.
-
-    ``stats``, ``explain()`` and ``plan_counts()`` belong to the captured function. All other attributes are the
-    original function's, so that Rote finds and guards them.
-    """
-
-    __slots__ = ("__weakref__", "_step")
-
-    def __init__(self, step: Step) -> None:
-        object.__setattr__(self, "_step", step)
-
-    def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        return step_of(self).call(args, kwargs)  # type: ignore[no-any-return]
-
-    @property
-    def stats(self) -> Stats:
-        """The present values of the counters."""
-        return step_of(self).stats
-
-    def explain(self) -> str:
-        """A report: the erased work, collectives and redistributions with their causes, guards, misses, refusals."""
-        return step_of(self).explain()
-
-    def plan_counts(self) -> dict[str, int]:
-        """The numbers of instructions of the variant that ran last: local, views, collectives."""
-        return step_of(self).plan_counts()
-
-    @overload
-    def __get__(self, instance: None, owner: Any = None) -> Self: ...
-    @overload
-    def __get__(
-        self: Captured[Concatenate[Instance, Rest], Returned], instance: Instance, owner: Any = None
-    ) -> Callable[Rest, Returned]: ...
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """Binds to an instance if the original function binds."""
-        function = function_of(self)
-        get = getattr(type(function), "__get__", None)
-        bound = None if get is None else get(function, instance, owner)
-        if type(bound) is types.MethodType and bound.__func__ is function:
-            return types.MethodType(self, bound.__self__)
-        return self
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in _OWN:
-            return object.__getattribute__(self, name)
-        function = function_of(self)
-        return function if name == "__wrapped__" else getattr(function, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(function_of(self), name, value)
-
-    def __delattr__(self, name: str) -> None:
-        delattr(function_of(self), name)
-
-    def __dir__(self) -> list[str]:
-        return sorted({*dir(function_of(self)), *_OWN, "__wrapped__"})
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """The copy of a captured function is the captured function itself. The copy of a method or of a callable
-        object runs eagerly: the captured state belongs to the original."""
-        function = function_of(self)
-        copied = copy.deepcopy(function, memo)
-        return self if copied is function else copied
-
-    def __reduce_ex__(self, protocol: object) -> Any:
-        """The captured function is pickled by its name, if the name stands for it, else as the original function."""
-        found: Any = sys.modules.get(str(getattr(self, "__module__", None)))
-        name = str(getattr(self, "__qualname__", ""))
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        return name if found is self else (_plain, (function_of(self),))
-
-
-step_of: Callable[[Captured[Any, Any]], Step] = Captured.__dict__["_step"].__get__
-_OF_THE_CLASS = {"__doc__", "__module__", "__slots__", "__orig_bases__", "__parameters__", "_step"}
-_OWN = frozenset(Captured.__dict__) - _OF_THE_CLASS | {"__class__", "__reduce__"}
-
-
-def function_of(captured: Captured[Any, Any]) -> Any:
-    """The function that was captured."""
-    return step_of(captured).stands_for
-
-
-def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function
-
-
-# torch.compile leaves a captured function as it is: the graph breaks there, and what runs inside is not compiled.
-_skip = eval_frame._FrameAction.SKIP
-eval_frame.set_code_exec_strategy(Captured.__call__.__code__, eval_frame._FrameExecStrategy(_skip, _skip))
-Captured.__call__._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 @overload
@@ -134,6 +33,7 @@ def capture(
     trust_plans: bool = ...,
     propagation: Literal["torch", "rote"] = ...,
     tail: bool = ...,
+    regions: bool = ...,
     max_variants: int = ...,
     ignore: Sequence[str] = ...,
     passes: str | Sequence[str] = ...,
@@ -153,6 +53,7 @@ def capture(
     trust_plans: bool = ...,
     propagation: Literal["torch", "rote"] = ...,
     tail: bool = ...,
+    regions: bool = ...,
     max_variants: int = ...,
     ignore: Sequence[str] = ...,
     passes: str | Sequence[str] = ...,
@@ -171,6 +72,7 @@ def capture(
     trust_plans: bool = False,
     propagation: Literal["torch", "rote"] = "torch",
     tail: bool = True,
+    regions: bool = True,
     max_variants: int = 8,
     ignore: Sequence[str] = (),
     passes: str | Sequence[str] = "",
@@ -217,6 +119,9 @@ def capture(
             plan can hold: ``meter.update(loss.item())``, ``if loss < best``.
             Rote then replays what comes before, and runs the rest of the
             function as it is written. ``False``: such a step is refused.
+        regions: where the step cannot be replayed, or only behind a call of a
+            module, the modules that it calls are regions while it runs, as
+            :func:`capture_module` has them. ``False``: they stay as they are.
         max_variants: how many plans may be kept. If there are more, a plan
             that was not used for 256 calls makes room. Until there is such a
             plan, calls that match no plan run eagerly. A hyperparameter that
@@ -252,7 +157,10 @@ def capture(
 
     def wrap(function: Callable[..., Any]) -> Captured[..., Any]:
         if not region:
-            return Captured(SplitStep(function, state, tail=tail, verify=verify, **options, **of_steps))
+            of_modules = None if not regions else ModuleRegions(**{**options, "strict": False}, verify=verify)
+            return Captured(
+                SplitStep(function, state, tail=tail, regions=of_modules, verify=verify, **options, **of_steps)
+            )
         other = next((name for name, value in of_steps.items() if value and value != "torch"), None)
         if other is not None:
             instead = "; verify= is for regions too" if other == "verify_every" else ""
@@ -292,13 +200,7 @@ def capture_module(
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"rote.capture_module takes a module, not a {type(module).__name__}")
-    own = vars(module).get("forward")  # of the module itself: hooks of libraries stand there
-    if isinstance(own, Captured):
-        raise ValueError("rote.capture_module takes a module whose forward is not captured yet")
-    inside = _checkpointed.inside_of(module) if own is None else None
-    kind = Region if inside is None else CheckpointedRegion
-    region = kind(
-        module.forward if inside is None else types.MethodType(inside, module),
+    region = region_of(
         module,
         plans=plans,
         strict=strict,
@@ -307,6 +209,4 @@ def capture_module(
         ignore=ignore,
         passes=passes,
     )
-    region.in_place = own is None
-    module.forward = Captured(region)
-    return CapturedModule(module, region, own)
+    return CapturedModule(module, region)

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from . import _loops
-from ._capture import Captured
+from ._captured import Captured
+from ._module_regions import ModuleRegions
 from ._split_step import SplitStep
 from ._step import Stats
 
 Arguments = ParamSpec("Arguments")
 _DEFAULTS = {"plans": None, "strict": False, "max_variants": 8, "ignore": (), "passes": ""}
-_OPTIONS = {*_DEFAULTS, "verify", "verify_every", "propagation"}
+_OF_STEPS = frozenset({"verify_every", "propagation"})  # and not of regions
+_OPTIONS = {*_DEFAULTS, *_OF_STEPS, "verify", "regions"}
 Result = TypeVar("Result", covariant=True)
 
 
@@ -59,6 +61,7 @@ def capture_loops(
     verify: int = ...,
     verify_every: int = ...,
     propagation: Literal["torch", "rote"] = ...,
+    regions: bool = ...,
     max_variants: int = ...,
     ignore: Sequence[str] = ...,
     passes: str | Sequence[str] = ...,
@@ -73,6 +76,7 @@ def capture_loops(
     verify: int = ...,
     verify_every: int = ...,
     propagation: Literal["torch", "rote"] = ...,
+    regions: bool = ...,
     max_variants: int = ...,
     ignore: Sequence[str] = ...,
     passes: str | Sequence[str] = ...,
@@ -90,8 +94,8 @@ def capture_loops(fn: Callable[..., Any] | None = None, *, state: Any = None, **
 
     Args:
         fn: the function. Its source must be available.
-        state, plans, strict, verify, verify_every, propagation, max_variants, ignore, passes: as :func:`capture` has
-            them, for each loop.
+        state, plans, strict, verify, verify_every, propagation, regions, max_variants, ignore, passes: as
+            :func:`capture` has them, for each loop.
 
     Returns:
         A callable with the signature of ``fn``, and with ``stats``, by loops, and ``explain()``.
@@ -129,4 +133,9 @@ def with_captured_loops(fn: Callable[..., Any], state: Any, **options: Any) -> t
 
 def captured_turn(turn: types.FunctionType, state: Any, **options: Any) -> Captured[..., Any]:
     """What a loop does in one turn, captured."""
-    return Captured(SplitStep(turn, state, looks=True, **{**_DEFAULTS, **options}))
+    has_regions = options.pop("regions", True)
+    of_regions = {**_DEFAULTS, "verify": 0, **options, "strict": False}
+    for name in _OF_STEPS:
+        of_regions.pop(name, None)
+    regions = ModuleRegions(**of_regions) if has_regions else None
+    return Captured(SplitStep(turn, state, looks=True, regions=regions, **{**_DEFAULTS, **options}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import sysconfig
 import types
@@ -11,6 +12,8 @@ from . import _introspect
 
 PACKAGES = tuple(f"{sysconfig.get_path(name)}/" for name in ("purelib", "platlib"))
 """Where packages are installed."""
+_OWN = os.path.dirname(__file__) + os.sep
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
 _ROOTS = ("torch", "numpy", "rote", "typing", "builtins")
 _NAMES_OF_STDLIB = frozenset(sys.stdlib_module_names)
 _STDLIB = str(types.__file__).rsplit("/", 1)[0] + "/"
@@ -33,6 +36,13 @@ def _is_of_python(root: str) -> bool:
 def is_file_of_python(file: str) -> bool:
     """Whether a file is one of Python's standard library."""
     return file.startswith(_STDLIB) and "site-packages" not in file
+
+
+def is_own_file(file: str) -> bool:
+    """Whether a file is the user's: none of an installed package, of Python or of Rote."""
+    if file.startswith((*PACKAGES, _OWN)) or is_file_of_python(file):
+        return False
+    return _INSTALLED.isdisjoint(file.split(os.sep))
 
 
 def is_library_module(module: object, name: str) -> bool:

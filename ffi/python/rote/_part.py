@@ -4,6 +4,7 @@ over that these have made (``_equal.py``)."""
 from __future__ import annotations
 
 import json
+import logging
 import weakref
 from collections.abc import Callable, Hashable
 from ctypes import byref, c_int
@@ -34,6 +35,7 @@ class Part(Step):
 
     def __init__(self, function: Callable[..., Any], state: Any, **options: Any) -> None:
         super().__init__(function, state, **options)
+        self.is_quiet = False  # nobody has asked for it, so nobody is warned
         self._patience = _PATIENCE
         self._known: dict[int, Known] = {}  # what equal parts may take over, by the numbers of variants
         self._kind: Hashable = None  # of the call that is handled: what calls that may share a plan have in common
@@ -110,6 +112,18 @@ class Part(Step):
             for variant, known in first._known.items():
                 if known.is_like(self, recording, self._kind) and first.key(variant) == self.key(outcome["variant"]):
                     known.confirmed.append(weakref.ref(self))
+
+    def _refused(self, reason: str) -> None:
+        if self.is_quiet:
+            logging.getLogger("rote.record").info("%s stays eager: %s", self.name(), reason)
+        else:
+            super()._refused(reason)
+
+    def _notice(self) -> None:
+        if not self.is_quiet:
+            super()._notice()
+        elif (notice := lib.rote_session_notice(self.session)) is not None:
+            logging.getLogger("rote.record").info("%s: %s", self.name(), notice.decode())
 
     def key(self, variant: int) -> str:
         """The key of a plan."""

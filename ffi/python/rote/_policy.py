@@ -154,7 +154,7 @@ _WAYS: tuple[tuple[_Test, Way | Refused], ...] = (
     (_is(*_LOCKS), Refused("whether a lock is held", frozenset({"locked", "acquire", "acquire_lock", "_is_owned"}))),
     (_called("OpOverload", "OpOverloadPacket"), Way.OP),
     (_called("CustomOpDef"), Way.OP_DEFINITION),
-    (_called("Captured", module="rote._capture"), Way.CAPTURED),
+    (_called("Captured", module="rote._captured"), Way.CAPTURED),
     (_is(types.CellType), Way.CELL),
     (_fsdp.is_of_fsdp, Way.FSDP),
     (_fixed_from(*_BUILT_IN), Way.BUILT_IN),

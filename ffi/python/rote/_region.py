@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -61,6 +61,13 @@ def _plans_of_process() -> str:
     return plans
 
 
+class Watch(Protocol):
+    """Looks at the first calls of a region, which run eagerly."""
+
+    def run(self, region: Region, args: Any, kwargs: Any) -> Any:
+        """Runs a call."""
+
+
 class Region(Part):
     """A region, and the captured function of its forward."""
 
@@ -82,6 +89,7 @@ class Region(Part):
         self._hidden: Hooks = []  # while the forward is captured
         self._writes_state = False
         self._reasons: list[str] = []  # why calls run eagerly that no recording was tried of
+        self.watch: Watch | None = None
 
     # -- calls ----------------------------------------------------------------
 
@@ -98,6 +106,8 @@ class Region(Part):
                 return result if plan is None else plan.attach(result, args, kwargs, False)
         if _record.in_step() or not _can_be_cut():
             return self.function(*args, **kwargs)
+        if self.watch is not None:
+            return self.watch.run(self, args, kwargs)
         autocast = _autocast()
         tensors = list(self.state.tensors()) if self.kind is None else []
         if self._is_left(args, kwargs, autocast, tensors):
@@ -200,6 +210,14 @@ class Region(Part):
         if reason not in self._reasons:
             self._reasons.append(reason)
             self._refused(reason)
+
+    def cannot_be_replayed(self, patience: int) -> str:
+        """Why no forward can be replayed, as far as that is known; empty if one may be. ``patience``: in how many calls
+        there is a plan."""
+        stats = self.stats
+        if stats.refusals:
+            return stats.refusals[-1]
+        return f"no plan after {stats.calls} calls" if stats.calls > patience and not self.results else ""
 
     # -- verification -----------------------------------------------------------
 
@@ -360,8 +378,7 @@ class Region(Part):
         problem = problem or self._problem(graph, tape, writes_to_saved=tape.was_written())
         return (_pytree.tree_unflatten(left, structure), tape.made), made, problem
 
-    @staticmethod
-    def _problem(graph: _graph.Graph, tape: _graph.Tape, writes_to_saved: bool) -> tuple[str, str] | None:
+    def _problem(self, graph: _graph.Graph, tape: _graph.Tape, writes_to_saved: bool) -> tuple[str, str] | None:
         """Why the graph of a forward cannot serve other forwards, with the remedy."""
         if tape.has_other_hooks:
             what = (
@@ -370,6 +387,8 @@ class Region(Part):
             return what, _graph.INSIDE
         if graph.goes_outside:
             return OUTSIDE
+        if self.is_quiet and any(piece.calls_functions for piece in graph.pieces):
+            return "calls a torch.autograd.Function, which may ask for zeros in the place of no gradient", _graph.INSIDE
         if writes_to_saved:
             return "writes to a tensor that it has saved for its backward", "write to a copy"
         if graph.hides:
@@ -402,6 +421,7 @@ class Backward(Part):
         state = {str(i): entry for i, entry in enumerate(entries) if isinstance(entry, torch.Tensor)}
         super().__init__(_backward, state or None, **options)
         self.label = f"{getattr(forward.function, '__qualname__', forward.name())}.{name}"
+        self.is_quiet = forward.is_quiet
         self._piece = piece
         self._of_forward = forward.kind
         self._state_of_forward = forward.state
@@ -495,29 +515,6 @@ def _autocast() -> Any:
     return tuple(on) or None
 
 
-class CapturedModule:
-    """The handle of a module whose ``forward`` is a region."""
-
-    def __init__(self, module: nn.Module, region: Region, own: Any) -> None:
-        """``own``: the ``forward`` of the module itself; None where it is that of its class."""
-        self._module, self._region, self._own = module, region, own
-
-    @property
-    def stats(self) -> Stats:
-        """The present values of the counters; ``stats.backward`` has those of the backward."""
-        return self._region.stats
-
-    def explain(self) -> str:
-        """A report on the forward and the backward: plans, guards, misses, refusals."""
-        return self._region.explain()
-
-    def release(self) -> None:
-        """Gives the module its own ``forward`` back. Backward passes of earlier forwards still work."""
-        self._module.__dict__.pop("forward", None)
-        if self._own is not None:
-            self._module.forward = self._own
-
-
 def _sum(all_: list[Stats]) -> Stats:
     """Counters of several captured functions as one."""
     made: dict[str, Any] = {}
@@ -527,6 +524,6 @@ def _sum(all_: list[Stats]) -> Stats:
             made[each.name] = dict(sum(map(Counter, values), Counter()))
         elif each.name == "refusals":
             made[each.name] = list(itertools.chain.from_iterable(values))
-        elif each.name not in ("front", "tail", "backward"):
+        elif each.name not in ("front", "tail", "backward", "regions"):
             made[each.name] = sum(values)
     return Stats(**made)

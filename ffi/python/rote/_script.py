@@ -19,14 +19,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import _loops
-from ._capture import Captured, capture, step_of
+from ._capture import capture
 from ._capture_loops import captured_turn, with_captured_loops
-from ._libraries import PACKAGES, is_file_of_python
+from ._captured import Captured, step_of
+from ._libraries import is_own_file
 from ._return_places import sees_variables
 
 _LOOPS, _STEP = "_what captures loops", "_what captures a step"  # no variable of a script is named so
 _OF_OPTIMIZERS = frozenset({"step", "zero_grad"})
-_PACKAGES = frozenset({"site-packages", "dist-packages"})
 # Scopes that run where they stand.
 _COMPREHENSIONS = frozenset({"listcomp", "setcomp", "dictcomp"})
 
@@ -171,7 +171,9 @@ class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
         """The module's specification, if this finder loads it."""
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is None or type(spec.loader) is not importlib.machinery.SourceFileLoader or not _is_own(spec.origin):
+        if spec is None or type(spec.loader) is not importlib.machinery.SourceFileLoader:
+            return None
+        if spec.origin is None or not is_own_file(spec.origin):
             return None
         spec.loader = _Loader(name, str(spec.origin), self._captures)
         return spec
@@ -188,10 +190,3 @@ class _Loader(importlib.machinery.SourceFileLoader):
         if "backward" not in source:
             return super().exec_module(module)
         exec(self._captures.code(source, self.path, vars(module)), vars(module))
-
-
-def _is_own(path: str | None) -> bool:
-    """Whether a file is the user's."""
-    if path is None or path.startswith(PACKAGES) or is_file_of_python(path):
-        return False
-    return _PACKAGES.isdisjoint(path.split(os.sep))

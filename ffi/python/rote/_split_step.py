@@ -8,10 +8,12 @@ import logging
 import sys
 import types
 from collections.abc import Callable, Set
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from . import _blocks, _memory, _moves, _results, _returns, _tails
 from ._bridge import bridge
@@ -36,6 +38,7 @@ _LOOKS = 4  # eager calls until one has written
 _NO_OPS = "it runs no op there"
 _MOST_UNFOLLOWED = 16  # recordings in a row of the whole step that were dropped, to see more in the next one
 _DIFFER = "no two recordings in a row were made under the same guards"
+_MOST_WITHOUT = 32  # calls with no replay until the modules become regions
 _SUMS = [each.name for each in fields(Stats) if each.type == "int" and each.name != "variants"]
 
 
@@ -59,9 +62,14 @@ class _Head(Step):
         self.of_original: tuple[Any, Any] = (), {}  # its arguments in the present call
         self.state_of_original = self.state
         self.ran_original = False  # and not this part alone
+        self.around_eager: AbstractContextManager[None] = nullcontext()
         self.ran = {}  # only code that runs is followed: what has the names of attributes in it may be the whole step
 
     def _run(self, args: Any, kwargs: Any) -> Any:
+        with self.around_eager:
+            return self._run_either(args, kwargs)
+
+    def _run_either(self, args: Any, kwargs: Any) -> Any:
         if self.moved is None:
             return super()._run(args, kwargs)
         self.ran_original = True
@@ -107,6 +115,20 @@ class _Head(Step):
         return max(sum(self.plan_counts(variant).values()) for variant in self.results)
 
 
+class Regions(AbstractContextManager[None], Protocol):
+    """The modules of a step that cannot be replayed, or not with its front: regions within this context."""
+
+    def begin(self, function: Any, modules: list[tuple[str, nn.Module]]) -> None:
+        """Makes regions of modules."""
+
+    @property
+    def stats(self) -> dict[str, Stats]:
+        """The counters of each."""
+
+    def explain(self) -> str:
+        """The reports."""
+
+
 class SplitStep(Step):
     """What Rote keeps of a captured function that may be parted.
 
@@ -115,12 +137,24 @@ class SplitStep(Step):
     ops begin, and which statements may be moved."""
 
     def __init__(
-        self, function: Callable[..., Any], state: Any, *, tail: bool = True, looks: bool = False, **options: Any
+        self,
+        function: Callable[..., Any],
+        state: Any,
+        *,
+        tail: bool = True,
+        looks: bool = False,
+        regions: Regions | None = None,
+        **options: Any,
     ) -> None:
         """``tail``: whether the function may be halved; ``looks``: it is halved behind the last statement that runs an
-        op, whatever stands there; ``options``: those of :class:`Step`."""
+        op, whatever stands there; ``regions``: what is done with the modules that no replay calls; ``options``: those
+        of :class:`Step`."""
         super().__init__(function, state, **options)
         self._options = options
+        self._regions = regions
+        self._begun: Regions | None = None  # the same, once there are some
+        self._around_eager: AbstractContextManager[None] = nullcontext()  # what runs as it is written
+        self._calls_without = 0  # regions
         self.keeps_prints = looks
         self._code = _returns.code_of(function) if tail else None
         self._stops: list[_tails.Stop] = []  # of the recording that has just ended
@@ -151,6 +185,19 @@ class SplitStep(Step):
     # -- calls ----------------------------------------------------------------
 
     def call(self, args: Any, kwargs: Any) -> Any:
+        if self._begun is not None or self._regions is None:
+            return self._call_parts(args, kwargs)
+        result = self._call_parts(args, kwargs)
+        self._calls_without += 1
+        if self._calls_without == _MOST_WITHOUT and not (self.results or (self._head and self._head.has_plan())):
+            self._begin_regions()
+        return result
+
+    def _run(self, args: Any, kwargs: Any) -> Any:
+        with self._around_eager:
+            return super()._run(args, kwargs)
+
+    def _call_parts(self, args: Any, kwargs: Any) -> Any:
         with self._lock:
             head, halves = self._head, self._halves
             if self._looks or self._first_looks:
@@ -160,7 +207,8 @@ class SplitStep(Step):
             if self._host is not None:
                 self._host(*args, **kwargs)
             if self._front is not None:
-                falls, left = self._front.run(*args, **kwargs)
+                with self._around_eager:
+                    falls, left = self._front.run(*args, **kwargs)
                 if not falls:
                     return left
                 given = args, kwargs
@@ -183,7 +231,8 @@ class SplitStep(Step):
             if block is not None and not (falls or head.ran_original):  # it has returned from within the block
                 block.__exit__(None, None, None)
             if not head.ran_original:
-                result = halves.end(left, args, kwargs) if falls else left
+                with self._around_eager:
+                    result = halves.end(left, args, kwargs) if falls else left
             if self._is_new or self._ops or self._seen_ops or not head.has_plan():
                 self._without_errors(lambda: self._judge(head, halves, left if falls else ()))
             if head.is_refused_later and head is self._head:
@@ -191,11 +240,15 @@ class SplitStep(Step):
                 self._without_errors(lambda: self._shorten(head))
             return result
 
+    def _run_beside(self, args: Any, kwargs: Any) -> Any:
+        return super()._run(args, kwargs)  # with all modules as they are
+
     def _run_rest(self, head: _Head, args: Any, kwargs: Any) -> Any:
         """Runs what is behind a front as it is written, since the manager of its block may swallow an error: the head
         would know nothing of that."""
         self._earlier = _sum(self._earlier, Stats(calls=1, fallbacks=1))
-        result = head.original(*args, **kwargs)
+        with self._around_eager:
+            result = head.original(*args, **kwargs)
         head.refused = "the manager of the block there may swallow errors"
         self._without_errors(self._split)
         return result
@@ -237,7 +290,8 @@ class SplitStep(Step):
             self._failed(problem)
 
     def _is_slight(self, head: _Head) -> bool:
-        """Whether the first part has little of what the step does. It is asked when there is a plan."""
+        """Whether the first part has little of what the step does. It is asked when there is a plan. If it has enough
+        and begins behind a front, modules that the front calls become regions."""
         if not head.has_plan():
             return False
         if ops := self._ops:
@@ -246,7 +300,11 @@ class SplitStep(Step):
         if not self._seen_ops or head.stats.replays < _SETTLED:
             return False
         ops, self._seen_ops = self._seen_ops, 0
-        return head.most_instructions() * _SLIGHT_OF_SEEN < ops
+        if head.most_instructions() * _SLIGHT_OF_SEEN < ops:
+            return True
+        if self._front is not None:
+            self._begin_regions()
+        return False
 
     def _look(self, args: Any, kwargs: Any) -> Any:
         """Runs a call eagerly, and finds out where it writes."""
@@ -332,7 +390,7 @@ class SplitStep(Step):
 
     def _refused(self, reason: str) -> None:
         if self._code is None or self._why or self._agrees:
-            super()._refused(self._with_why_not(reason))
+            self._stays_eager(self._with_why_not(reason))
             return
         self._is_refused = True
         self._begin_halves(reason, self._places_of_tails())
@@ -353,7 +411,22 @@ class SplitStep(Step):
         if not self._has_looked and self._code is not None and _tails.has_more_than_one(self._code):
             self._has_looked, self._looks = True, _LOOKS
         elif self._is_refused:
-            super()._refused(self._with_why_not(self._why))
+            self._stays_eager(self._with_why_not(self._why))
+        else:
+            self._begin_regions()
+
+    def _stays_eager(self, reason: str) -> None:
+        self._begin_regions()
+        super()._refused(reason)
+
+    def _begin_regions(self) -> None:
+        """The modules that the step calls become regions, since no replay calls them."""
+        if self._regions is not None and self._begun is None:
+            self._begun = self._regions
+            self._around_eager = self._begun
+            if self._head is not None:
+                self._head.around_eager = self._begun
+            self._begun.begin(self.function, self.state.modules)
 
     def _with_why_not(self, reason: str) -> str:
         """A reason why the whole step is refused, with the reason why the last first part was."""
@@ -401,6 +474,7 @@ class SplitStep(Step):
         if moved is not None:
             head.moved, head.state_of_original = moved, self.state
         head.original = original
+        head.around_eager = self._around_eager
         head.label = f"{self.name()} ({where if front is None else f'{front.line} {where}'})"
         self._front, self._head, self._halves, self._is_new = front, head, halves, True
         self._at = at
@@ -421,18 +495,22 @@ class SplitStep(Step):
     def stats(self) -> Stats:
         """Counters of the whole step and of its first part, as of now."""
         own = _sum(super().stats, self._earlier)
+        if self._begun is not None:
+            own = replace(own, regions=self._begun.stats)
         if self._head is None or self._halves is None:
             return own
         front = "" if self._front is None else self._front.line
-        return replace(_sum(self._head.stats, own), front=front, tail=self._halves.line)
+        return replace(_sum(self._head.stats, own), front=front, tail=self._halves.line, regions=own.regions)
 
     def explain(self) -> str:
         """The report of what is replayed, and from which line on the step runs as it is written."""
+        regions = "" if self._begun is None else self._begun.explain()
         if self._head is None or self._halves is None:
-            return super().explain()
+            return f"{super().explain()}\n{regions}" if regions else super().explain()
         before = [] if self._front is None else [f"before {self._front.line}"]
         where = " and ".join([*before, *([f"from {self._halves.line} on"] if self._halves.line else [])])
-        return f"{self._head.explain().rstrip()}\n\n{where}, the step runs as it is written: {self._why or _NO_OPS}\n"
+        why = self._why or _NO_OPS
+        return f"{self._head.explain().rstrip()}\n\n{where}, the step runs as it is written: {why}\n{regions}"
 
     def plan_counts(self, variant: int | None = None) -> dict[str, int]:
         """Instructions of the variant that ran last: local, views, collectives."""

@@ -154,6 +154,7 @@ class Stats:
     front: str = ""  # where the recorded part begins, as file:line, if the step runs as it is written before that
     tail: str = ""  # where the step's tail begins, as file:line: what runs as it is written after each replay
     backward: Stats | None = None  # of a region: those of its backward
+    regions: dict[str, Stats] = field(default_factory=dict)  # modules that became regions by themselves, by their paths
 
 
 def _temporary_plans(owner: object) -> tuple[str, Any]:
