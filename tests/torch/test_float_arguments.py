@@ -328,6 +328,7 @@ KINDS: list[Callable[[int], Any]] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("name", ["step", "by_others", "by_any_name"])
 @pytest.mark.parametrize("kind", range(len(KINDS)))
@@ -347,6 +348,7 @@ def test_kinds_of_numbers(kind: int, name: str) -> None:
         assert found.steps[0].stats.replays >= 10, found.steps[0].stats
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("first", [float, np.float64])
 @pytest.mark.parametrize(

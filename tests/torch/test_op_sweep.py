@@ -26,7 +26,7 @@ from oracle import ORACLE_ONLY
 TESTS = Path(__file__).parent
 SLICES = 40
 #: Ops of the part, so that it takes less than a minute.
-PART = 20
+PART = 10
 #: Ops for which recording once took another way than eager, and ones that once replayed with old values.
 ONCE_WRONG = (
     "NumpyCatCustomOp",

@@ -335,7 +335,7 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.skipif(ORACLE_ONLY, reason="compares with eager itself")
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("part", range(24))
 def test_random_texts(part: int, tmp_path: Path) -> None:

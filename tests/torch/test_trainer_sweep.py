@@ -21,8 +21,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler as schedulers
 
-TRAINERS = int(os.environ.get("ROTE_TEST_TRAINERS", "3000" if EVERYTHING else "14"))
-PART = 20
+TRAINERS = int(os.environ.get("ROTE_TEST_TRAINERS", "3000" if EVERYTHING else "8"))
+PART = 20 if EVERYTHING else 8
 CALLS = 24
 #: The others end in what eager raises, change in each call, or are refused.
 LEAST_REPLAYED = 0.5
