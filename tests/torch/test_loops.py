@@ -656,6 +656,64 @@ def of_a_method(job: Job, loader: Batches, epoch: int) -> Any:
     return None
 
 
+def as_nanogpt_accumulates(job: Job, loader: Batches, epoch: int) -> Any:
+    job.total, x, y, best = 0.0, *loader[0], math.inf
+    turn = 0
+    while True:
+        for group in job.optimizer.param_groups:
+            group["lr"] = 0.1 / (1 + turn)
+        for micro in range(3):
+            loss = F.cross_entropy(job.model(x), y) / 3
+            x, y = loader[(turn + micro) % len(loader)]
+            loss.backward()
+        norm = nn.utils.clip_grad_norm_(job.model.parameters(), 1.0)
+        job.optimizer.step()
+        job.optimizer.zero_grad()
+        if turn % 4 == 0:
+            value = loss.item() * 3
+            best = min(best, value)
+            job.log.append((turn, value, norm.item()))
+        turn += 1
+        if turn > 10:
+            break
+    return turn, best, loss
+
+
+def accumulates_in_a_function(job: Job, loader: Batches, epoch: int) -> Any:
+    total = 0.0
+    for x, y in loader[:3]:
+        loss = F.cross_entropy(job.model(x), y)
+        loss.backward()
+        total += loss.item()
+    job.optimizer.step()
+    job.optimizer.zero_grad()
+    job.steps += 1
+    if job.steps % 3 == 0:
+        return total, job.steps
+    return [p.sum().item() for p in job.model.parameters()]
+
+
+def accumulates_and_goes_on(job: Job, loader: Batches, epoch: int) -> Any:
+    skipped = done = 0
+    for turn in range(12):
+        for x, y in loader[turn % 3 : turn % 3 + 2]:
+            loss = F.cross_entropy(job.model(x), y)
+            loss.backward()
+        if turn % 5 == 4:
+            skipped += 1
+            job.optimizer.zero_grad()
+            continue
+        job.optimizer.step()
+        job.optimizer.zero_grad()
+        done += 1
+        job.log.append(loss.item() + skipped)
+        if turn == 10 and epoch == 3:
+            return "early", done
+    else:
+        done += 100
+    return skipped, done
+
+
 BODIES = [
     as_examples_have_it,
     evaluates,
@@ -684,9 +742,10 @@ BODIES = [
     ends_in_any_case,
     deletes_at_the_end,
     sums_over_parts,
+    as_nanogpt_accumulates,
 ]
 #: Which are right, and of which Rote replays little or nothing.
-OTHERS = [while_there_are_steps, sums_of_other_kinds]
+OTHERS = [while_there_are_steps, sums_of_other_kinds, accumulates_in_a_function, accumulates_and_goes_on]
 
 
 def keeps_functions(job: Job, loader: Batches, epoch: int) -> Any:
@@ -895,6 +954,13 @@ class Drawn:
         self.held.add_(y.detach())
         return y * self.weight
 
+    def backward(self, y):
+        self.held.add_(y.detach(), alpha=0.1)
+
+    def step(self):
+        self.weight.add_(self.held.tanh(), alpha=0.01)
+        self.held.zero_()
+
     def run(self, loader, scale=2.0):
         global COUNT
         total, last, n, kept = 0.0, None, 0, torch.zeros(3)
@@ -979,6 +1045,10 @@ def drawn(seed: int) -> str:
         body += [*host(), *ops()]
     body += [line for _ in range(draw.randint(1, 5)) for line in host()]
     behind = ["else:", "    n += 100"] if draw.random() < 0.3 else []
+    if draw.random() < 0.3:  # the loop that trains leaves the update to what stands behind it
+        behind_it = [*(line for _ in range(draw.randint(0, 2)) for line in [*ops(), *host()]), "self.step()"]
+        behind_it += [line for _ in range(draw.randint(0, 3)) for line in host()]
+        body = ["for micro in range(3):", *indented([*body, f"self.backward({tensor()})"]), *behind_it]
     before = [draw.choice(["inner = 1.0", "value = 0", "x = torch.zeros(3)", "scale = scale + 1"])]
     unset = [name for name in names if name.startswith("t")]
     returned = f", {draw.choice(unset)}" if unset and draw.random() < 0.3 else ""
@@ -1014,7 +1084,7 @@ def test_random_loops(part: int, tmp_path: Path) -> None:
                 try:
                     result = run(trainer, [torch.randn(3) for _ in range(12)])
                 except (RuntimeError, NameError, TypeError, AttributeError) as error:
-                    result = type(error).__name__
+                    result = "NameError" if isinstance(error, NameError) else type(error).__name__
                 yield result, trainer.total, [*trainer.seen], trainer.weight, trainer.held, scope["COUNT"], call
             return trainer.held
 

@@ -26,14 +26,19 @@ class Liveness:
 
     def __init__(self, body: Sequence[ast.stmt]) -> None:
         self._behind: dict[int, _Names] = {}
+        self._at_end: dict[int, _Names] = {}
         inner = (seen_by(each) for each in walk(body) if isinstance(each, OF_ITS_OWN))
-        self._always = frozenset(name for names in inner for name in names)
+        self.always = frozenset(name for names in inner for name in names)
         """Those that functions inside may read at any time."""
-        self.at_begin = self._before(body, _NONE, _Ways()) | self._always
+        self.at_begin = self._before(body, _NONE, _Ways()) | self.always
 
     def behind(self, loop: ast.For | ast.While) -> _Names:
         """The variables that may be read when a turn of a loop has ended, but for what the next turn reads."""
-        return self._behind[id(loop)] | self._always
+        return self._behind[id(loop)] | self.always
+
+    def at_end(self, loop: ast.For | ast.While) -> _Names:
+        """The variables that may be read when a turn of a loop has ended, by the next turn too."""
+        return self._at_end[id(loop)] | self.always
 
     def _before(self, body: Sequence[ast.stmt], after: _Names, ways: _Ways) -> _Names:
         live = after
@@ -75,6 +80,7 @@ class Liveness:
         head = at_end
         while True:
             self._behind[id(node)] = at_end | after
+            self._at_end[id(node)] = head | after
             more = head | (self._before(node.body, head, _Ways(after, head)) - set_)
             if more == head:
                 return head
@@ -87,7 +93,7 @@ class Liveness:
             self._before(part, every, _Ways(every, every))
         for each in ast.walk(node):
             if isinstance(each, ast.For | ast.While):
-                self._behind[id(each)] = every
+                self._behind[id(each)] = self._at_end[id(each)] = every
         return every
 
 

@@ -88,7 +88,8 @@ def remade_text(
     if not trains(module.body):
         raise NotCapturedError("it has no loop that trains")
     chosen = _chosen(module.body)
-    own = set[str]().union(*(names_set([each]) for each in chosen)) - seen
+    rests = [rest for each in outer_nodes(module.body) if isinstance(each, Loop) for rest in _rest(each.body, chosen)]
+    own = names_set([*chosen, *rests]) - seen
     loops = _Loops(text, module.body, own, seen, capture)
     module.body = loops.made(set())
     return {name: cell.cell_contents for name, cell in loops.used.items()}
@@ -120,7 +121,9 @@ class _Loops:
         self.used: dict[str, types.CellType] = {}
         self._why: list[str] = []
         every = list(walk(self._body))
-        self._chosen = set(map(id, _chosen(self._body)))
+        self._loops = _chosen(self._body)
+        self._chosen = set(map(id, self._loops))
+        self._is_text = shared is not None
         self._uses = [each for each in every if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Store)]
         self._uses += [e.target for e in every if isinstance(e, ast.AugAssign) and isinstance(e.target, ast.Name)]
         inner = [each for each in every if isinstance(each, LATER)] if shared is None else []
@@ -133,7 +136,10 @@ class _Loops:
 
     def made(self, known: set[str]) -> list[ast.stmt]:
         """The new statements. ``known``: the variables that are set before them."""
-        body, _ = self._block(self._body, known, frozenset())
+        if self._is_text:
+            body, _ = self._block(self._body, known, frozenset())
+        else:
+            body = self._around(self._body, known, frozenset(), self._live.always)
         if not self.used:
             raise NotCapturedError("; ".join(self._why) or "it has no loop that trains, or that calls a model")
         return body
@@ -163,11 +169,12 @@ class _Loops:
             case ast.For() | ast.While() if id(node) in self._chosen:
                 made = self._loop(node, known, handled)
                 return made, known
-            case ast.For(target=target, body=body, orelse=otherwise):
-                node.body, _ = self._block(body, known.union(plain_names(target)), handled)
+            case ast.For(target=target, orelse=otherwise):
+                before = known.union(plain_names(target))
+                node.body = self._around(node.body, before, handled, self._live.at_end(node))
                 node.orelse, _ = self._block(otherwise, known, handled)
-            case ast.While(body=body, orelse=otherwise):
-                node.body, _ = self._block(body, known, handled)
+            case ast.While(orelse=otherwise):
+                node.body = self._around(node.body, known, handled, self._live.at_end(node))
                 node.orelse, _ = self._block(otherwise, known, handled)
             case ast.If(body=body, orelse=otherwise):
                 node.body, one = self._block(body, known, handled)
@@ -198,14 +205,31 @@ class _Loops:
 
     # -- loops ------------------------------------------------------------------------
 
+    def _around(
+        self, body: list[ast.stmt], known: set[str], handled: Set[str] | None, later: Set[str]
+    ) -> list[ast.stmt]:
+        """The statements of a function, or of a loop around others, with what stands behind these captured too if they
+        leave the optimizer's step to it. ``later``: the variables that may be read behind all."""
+        rest = _rest(body, self._loops)
+        made, known_behind = self._block(body[: len(body) - len(rest)], known, handled)
+        if not rest or known_behind is None:
+            return [*made, *rest]
+        turn = ast.copy_location(ast.While(ast.Constant(True), rest, []), rest[0])
+        return [*made, *self._turn(turn, known_behind, handled, later)]
+
     def _loop(self, loop: Loop, known: set[str], handled: Set[str] | None) -> list[ast.stmt]:
+        targets = plain_names(loop.target) if isinstance(loop, ast.For) else []
+        loop.body = self._turn(loop, known.union(targets), handled, self._live.behind(loop))
+        return [loop]
+
+    def _turn(self, loop: Loop, known: set[str], handled: Set[str] | None, later: Set[str]) -> list[ast.stmt]:
+        """The body of a loop that calls a captured turn; the body as it is where that cannot be."""
         why = self._why_not(loop, handled)
         if why:
             self._why.append(f"the loop in line {loop.lineno} {why}")
-            return [loop]
+            return loop.body
         number = len(self.used) // 2
-        targets = plain_names(loop.target) if isinstance(loop, ast.For) else []
-        turn = _Turn(loop, self._own, known.union(targets), self._live.behind(loop), self._declared)
+        turn = _Turn(loop, self._own, known, later, self._declared)
         cells = [types.CellType() for _ in turn.found]
         function = _rewrite.made_of(
             self._function,
@@ -214,15 +238,14 @@ class _Loops:
         )
         if function is None:
             self._why.append(f"the loop in line {loop.lineno} cannot be compiled by itself")
-            return [loop]
+            return loop.body
         function.__name__ = f"{self._function.__name__} (line {loop.lineno})"
         function.__qualname__ = f"{self._function.__qualname__} (line {loop.lineno})"
         function.__defaults__ = function.__kwdefaults__ = None
         self.used[_TURN.format(number)] = types.CellType(self._capture(function))
         self.used[_CELLS.format(number)] = types.CellType(tuple(cells))
         first = loop.body[0]
-        loop.body = [_placed(each, first) for each in turn.calls(_TURN.format(number), _CELLS.format(number))]
-        return [loop]
+        return [_placed(each, first) for each in turn.calls(_TURN.format(number), _CELLS.format(number))]
 
     def _why_not(self, loop: Loop, handled: Set[str] | None) -> str:
         """Why a loop cannot be captured."""
@@ -315,6 +338,21 @@ def _chosen(body: list[ast.stmt]) -> list[Loop]:
     found = found or [each for each in loops if isinstance(each, ast.For) and _calls_something(each)]
     known = set(map(id, found))
     return [each for each in found if known.isdisjoint(map(id, walk(each.body)))]
+
+
+def _rest(body: list[ast.stmt], chosen: list[Loop]) -> list[ast.stmt]:
+    """What stands behind the last of the chosen loops in statements, if these leave the optimizer's step to it, as
+    gradients are accumulated; nothing otherwise."""
+    places = {id(each): i + 1 for i, statement in enumerate(body) for each in walk([statement])}
+    inside = [each for each in chosen if id(each) in places]
+    place = max((places[id(each)] for each in inside), default=len(body))
+    return body[place:] if _steps(body[place:]) and not _steps(body[:place]) else []
+
+
+def _steps(body: list[ast.stmt]) -> bool:
+    """Whether statements call an optimizer's `step`, or that of a scaler or a scheduler."""
+    calls = (each.func for each in outer_nodes(body) if isinstance(each, ast.Call))
+    return any(isinstance(each, ast.Attribute) and each.attr == "step" for each in calls)
 
 
 def outer_nodes(body: list[ast.stmt]) -> Iterator[ast.AST]:
