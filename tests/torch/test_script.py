@@ -258,6 +258,12 @@ def looks():
 def adds():
     global count
     count += 1
+
+class optimizer:
+    @staticmethod
+    def step():
+        weight.add_(held.tanh(), alpha=0.01)
+        held.zero_()
 """
 
 
@@ -304,6 +310,10 @@ def drawn(seed: int) -> str:
     if draw.random() < 0.2:
         body += [*host(), *op()]
     body += ["x.backward", *(line for _ in range(draw.randint(1, 5)) for line in host())]
+    if draw.random() < 0.3:  # the loop that trains leaves the update to what stands behind it
+        behind = [line for _ in range(draw.randint(0, 2)) for line in [*op(), *host()]]
+        behind += ["optimizer.step()", *(line for _ in range(draw.randint(0, 3)) for line in host())]
+        body = ["for micro in range(3):", *("    " + line for line in body), *behind]
     looks = draw.sample(["total", "last", "n", "kept.clone()", "count"], draw.randint(1, 3))
     text = "for epoch in range(4):\n    for i, x in enumerate(torch.randn(3) for _ in range(12)):\n"
     text += textwrap.indent("\n".join(body), "        ")

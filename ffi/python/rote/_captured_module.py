@@ -48,5 +48,5 @@ def region_of(module: nn.Module, *, is_quiet: bool = False, **options: Any) -> R
     kind = Region if inside is None else CheckpointedRegion
     region = kind(module.forward if inside is None else types.MethodType(inside, module), module, **options)
     region.is_quiet = is_quiet
-    region.in_place = own is None
+    region.in_place = own is None and not is_quiet
     return region

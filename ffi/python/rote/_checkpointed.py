@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from . import _record
+from . import _class_forward, _record
 from ._region import Region
 
 # The attribute with the checkpoint that such a module sets around its forward.
@@ -20,7 +20,7 @@ _CHECKPOINT = "_gradient_checkpointing_func"
 def inside_of(module: nn.Module) -> Callable[..., Any] | None:
     """The function that a module's forward runs within a checkpoint, or as it is where checkpoints are off; None for a
     module that sets none."""
-    forward = type(module).forward
+    forward = _class_forward.of(type(module))
     names = forward.__code__.co_names if isinstance(forward, types.FunctionType) else ()
     inside = getattr(forward, "__wrapped__", None)
     sets_one = _CHECKPOINT in names and type(getattr(module, "gradient_checkpointing", None)) is bool
@@ -37,7 +37,7 @@ class CheckpointedRegion(Region):
 
     @property
     def stands_for(self) -> Callable[..., Any]:
-        return types.MethodType(type(self._module).forward, self._module)
+        return types.MethodType(_class_forward.of(type(self._module)), self._module)
 
     def call(self, args: Any, kwargs: Any) -> Any:
         module: Any = self._module

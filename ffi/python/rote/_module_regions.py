@@ -16,9 +16,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from . import _introspect, _modules
-from ._captured import Captured
+from . import _class_forward, _introspect, _modules
 from ._captured_module import region_of
+from ._class_forward import ClassForward
 from ._libraries import is_own_file
 from ._region import Region, Watch
 from ._region_checks import tensors_in
@@ -68,27 +68,24 @@ class _Module:
     def __init__(self, path: str, module: nn.Module, options: dict[str, Any]) -> None:
         self.path, self.module = path, module
         self.region = region_of(module, is_quiet=True, **options)
-        self._own = vars(module).get("forward")
-        self._forward: Captured[..., Any] = Captured(self.region)
+        self._kind, self._own = type(module), _class_forward.of(type(module))
+        self._parameters = [each for _, each in _modules.parameters(module)]
+        self._forward: ClassForward | None = None
         self.is_over = False
 
     def put(self) -> None:
-        """The step runs. A module that has been given another forward keeps it."""
-        attributes = vars(self.module)
-        if attributes.get("forward") is self._own:
-            attributes["forward"] = self._forward
-        else:
+        """The step runs. A module that has been given another forward keeps it. One with hooks of parameters is none: a
+        region does not keep their order."""
+        if type(self.module) is not self._kind or _class_forward.of(self._kind) is not self._own:
             self.is_over = True
+        elif "forward" not in vars(self.module) and not any(map(_has_hooks, self._parameters)):
+            self._forward = _class_forward.put(self.module, self.region)
 
     def take(self) -> None:
         """It has ended."""
-        attributes = vars(self.module)
-        if attributes.get("forward") is not self._forward:
-            return
-        if self._own is None:
-            del attributes["forward"]
-        else:
-            attributes["forward"] = self._own
+        if self._forward is not None:
+            forward, self._forward = self._forward, None
+            _class_forward.take(forward, self.module, self.region)
 
     def is_slight(self) -> bool:
         """Whether the region, which has a plan, has little to replay."""
@@ -154,6 +151,9 @@ class ModuleRegions:
 
     def _look(self) -> None:
         """Looks at what a call has told of regions that are not known to serve."""
+        for each in [each for each in self._serve if each.region.has_given_up()]:
+            self._serve.remove(each)
+            self._open.append(each)
         for each in self._open[:]:
             watch = each.region.watch
             if not isinstance(watch, _Watched):
@@ -165,7 +165,7 @@ class ModuleRegions:
                 each.region.watch = None
 
     def _judge(self, each: _Module) -> None:
-        if each.region.results:
+        if each.region.results and not each.region.has_given_up():
             self._open.remove(each)
             if not each.is_slight():
                 self._serve.append(each)
@@ -185,7 +185,8 @@ class ModuleRegions:
             return
         self._known.add(id(module))
         inside = _inside(path, module)
-        if isinstance(module, DistributedDataParallel) or type(module).forward is nn.Module.forward:
+        own = "forward" in vars(module)  # which libraries put there, around that of the class
+        if own or isinstance(module, DistributedDataParallel) or not _class_forward.can_be_put(type(module)):
             for inner_path, inner in inside:
                 self._add(inner_path, inner, is_watched)
         elif inside or _has_dtensors(module):
@@ -211,6 +212,10 @@ class ModuleRegions:
 def _inside(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
     """The modules that a module holds itself."""
     return [(f"{path}.{name}", child) for name, child in module._modules.items() if child is not None]
+
+
+def _has_hooks(parameter: torch.Tensor) -> bool:
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
 def _has_dtensors(module: nn.Module) -> bool:

@@ -28,7 +28,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree
 
-from . import _bridge, _graph, _record
+from . import _bridge, _class_forward, _graph, _record
 from ._equal import Known
 from ._native import c_text, lib
 from ._part import Part
@@ -37,6 +37,7 @@ from ._region_checks import (
     OUTSIDE,
     Hooks,
     Look,
+    is_fixed,
     other_hooks,
     put_hooks,
     take_hooks,
@@ -90,10 +91,13 @@ class Region(Part):
         self._writes_state = False
         self._reasons: list[str] = []  # why calls run eagerly that no recording was tried of
         self.watch: Watch | None = None
+        self._sees = False  # the last call that was not replayed has run eagerly
 
     # -- calls ----------------------------------------------------------------
 
     def call(self, args: Any, kwargs: Any) -> Any:
+        if self.is_quiet and self.watch is None and _is_leaf_among((*args, *kwargs.values())):
+            return self.function(*args, **kwargs)  # a script that takes its gradient may differentiate that again
         if self.in_place and (replaced := self._replaced()) is not None:
             if self.kind is not None:
                 return replaced(*args, **kwargs)
@@ -129,7 +133,7 @@ class Region(Part):
     def _of_class(self) -> Any:
         """What the class of a module has for its region now."""
         method: Any = self.function
-        return type(method.__self__).forward
+        return _class_forward.of(type(method.__self__))
 
     def _replaced(self) -> Any:
         """What the class of a module has in the place of the function, if that is another one."""
@@ -167,6 +171,16 @@ class Region(Part):
             return super()._run(args[1:], kwargs)
         finally:
             take_hooks()
+
+    def _recorded(self, args: Any, kwargs: Any) -> Any:
+        if not self.is_quiet:
+            return super()._recorded(args, kwargs)
+        if not is_fixed((args[1:], *kwargs.values())):
+            return self._run(args, kwargs)  # it may write to what it is given, and not in each call
+        # What a recording leaves beside its result has no graph, so a call that is like it, and runs eagerly, comes
+        # first: it shows what there is to leave.
+        self._sees, sees = not self._sees, self._sees
+        return super()._recorded(args, kwargs) if sees else self._look(args, kwargs)
 
     def _has_looked(self) -> bool:
         """Whether calls under the present autocast are known to make a region, or not to."""
@@ -210,6 +224,10 @@ class Region(Part):
         if reason not in self._reasons:
             self._reasons.append(reason)
             self._refused(reason)
+
+    def has_given_up(self) -> bool:
+        """Whether all calls run eagerly from now on."""
+        return self._off
 
     def cannot_be_replayed(self, patience: int) -> str:
         """Why no forward can be replayed, as far as that is known; empty if one may be. ``patience``: in how many calls
@@ -500,6 +518,11 @@ def _can_be_cut() -> bool:
     """Whether no transform of torch.func is under way, and hooks for saved tensors are allowed."""
     in_transform = torch._C._functorch.peek_interpreter_stack() is not None
     return not in_transform and torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
+
+
+def _is_leaf_among(values: tuple[Any, ...]) -> bool:
+    """Whether one of some values is a leaf that requires grad."""
+    return any(isinstance(each, torch.Tensor) and each.requires_grad and each.is_leaf for each in values)
 
 
 def _has_leaf(args: Any, kwargs: Any) -> bool:

@@ -27,6 +27,13 @@ _ATOMS = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.Si
 OUTSIDE = "uses a tensor with an autograd graph from outside that is no argument", "pass the tensor as an argument"
 
 
+def is_fixed(value: Any) -> bool:
+    """Whether a function cannot change what it is given, but for tensors."""
+    if isinstance(value, tuple):
+        return all(map(is_fixed, value))
+    return isinstance(value, (torch.Tensor, *_ATOMS))
+
+
 class Look:
     """One call of a function, looked at from outside: whether the function can be a region."""
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import logging
 import sys
+import threading
 import types
 from collections.abc import Callable, Set
 from contextlib import AbstractContextManager, nullcontext
@@ -39,6 +40,7 @@ _NO_OPS = "it runs no op there"
 _MOST_UNFOLLOWED = 16  # recordings in a row of the whole step that were dropped, to see more in the next one
 _DIFFER = "no two recordings in a row were made under the same guards"
 _MOST_WITHOUT = 32  # calls with no replay until the modules become regions
+_looking = threading.Lock()
 _SUMS = [each.name for each in fields(Stats) if each.type == "int" and each.name != "variants"]
 
 
@@ -307,7 +309,15 @@ class SplitStep(Step):
         return False
 
     def _look(self, args: Any, kwargs: Any) -> Any:
-        """Runs a call eagerly, and finds out where it writes."""
+        """Runs a call eagerly, and finds out where it writes, if no other call is looked at: ops are counted once."""
+        if not _looking.acquire(blocking=False):
+            return super().call(args, kwargs)
+        try:
+            return self._look_alone(args, kwargs)
+        finally:
+            _looking.release()
+
+    def _look_alone(self, args: Any, kwargs: Any) -> Any:
         whole = self.function
         try:
             statements = _Statements(self)
