@@ -3,6 +3,7 @@
 import contextlib
 import math
 import random
+import threading
 import time
 import types
 from collections.abc import Callable, Iterator
@@ -876,6 +877,46 @@ def test_not_captured(body: Callable[..., Any]) -> None:
     if not ORACLE_ONLY:
         with pytest.raises(ValueError, match=WHOLE[body]):
             captured(body)
+
+
+class Refining:
+    """Calls itself in a turn."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(2)
+        self.model = nn.Linear(4, 2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.losses: list[float] = []
+
+    def fit(self, depth: int, turns: int) -> None:
+        scale, x = 1.0 + depth, torch.ones(3, 4)
+        for i in range(turns):
+            loss = self.model(x).pow(2).mean() * scale
+            self.optimizer.zero_grad()
+            loss.backward()
+            if depth == 0 and i % 10 == 5:
+                self.fit(1, 3)
+            self.optimizer.step()
+            self.losses.append(loss.item())
+
+
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.skipif(ORACLE_ONLY, reason="compares with eager itself")
+def test_functions_that_run_within_themselves_or_in_two_threads() -> None:
+    run = captured(Refining.fit)
+    one, other = Refining(), Refining()
+    run(one, 0, 40)
+    other.fit(0, 40)
+    assert one.losses == other.losses
+    fitting = [Refining() for _ in range(3)]
+    threads = [threading.Thread(target=run, args=(each, 1, 30)) for each in fitting]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    alone = Refining()
+    alone.fit(1, 30)
+    assert [each.losses for each in fitting] == [alone.losses] * 3
 
 
 @pytest.mark.ranks(1)

@@ -308,6 +308,113 @@ def test_functions_that_ask_for_zeros_stay_eager() -> None:
     assert not regions_of(captured)
 
 
+def check_attributes(*modules: nn.Module) -> None:
+    assert not any("forward" in vars(each) for each in modules)
+
+
+def copies_a_module(job: Job) -> None:
+    for x, y in job.batches:
+        twin = job.model.__new__(type(job.model))
+        twin.__dict__ = {**job.model.__dict__}
+        twin._modules = {name: copy.deepcopy(inner) for name, inner in job.model._modules.items()}
+        with torch.no_grad():
+            for parameter in twin.parameters():
+                parameter.mul_(0.9)
+        other = copy.deepcopy(job.model)
+        check_attributes(job.model, other, twin)
+        loss = F.cross_entropy(job.model(x), y) + F.cross_entropy(twin(x), y).detach() * other(x).mean().detach()
+        if loss.item() > 1.0:
+            loss = loss * 0.5
+        job.step(loss)
+
+
+def hooks_draw(job: Job) -> None:
+    for i, (x, y) in enumerate(job.batches):
+        if i == 50:
+            for parameter in job.model.parameters():
+                parameter.register_hook(lambda gradient: gradient + torch.randn_like(gradient) * 0.01)
+        loss = F.cross_entropy(job.model(x), y)
+        if loss.item() > 1.0:
+            loss = loss * 0.5
+        job.step(loss)
+
+
+def looks_inside_later(job: Job) -> None:
+    seen: list[torch.Tensor] = []
+    for i, (x, y) in enumerate(job.batches):
+        hook = None
+        if i >= 50 and i % 5 == 0:
+            inner: Any = job.model[2]  # type: ignore[index]
+            hook = inner[0].register_forward_hook(lambda module, args, result: seen.append(result))
+        out = job.model(x)
+        loss = F.cross_entropy(out, y)
+        if hook is not None:
+            hook.remove()
+            (gradient,) = torch.autograd.grad(out.sum(), seen[-1], retain_graph=True)
+            loss = loss + seen.pop().pow(2).mean()
+            job.log.append(gradient.sum().item())
+        if loss.item() > 1.0:
+            loss = loss * 0.5
+        job.step(loss)
+
+
+def takes_a_list_later(job: Job) -> None:
+    for i, (x, y) in enumerate(job.batches):
+        features: list[torch.Tensor] = []
+        job.model.keep = i > 50  # type: ignore[assignment]
+        loss = F.cross_entropy(job.model(x, features), y)
+        if features:
+            loss = loss + features[0].pow(2).mean()
+        if loss.item() > 1.0:
+            loss = loss * 0.5
+        job.step(loss)
+
+
+class Filling(nn.Module):
+    """Writes to a list in its arguments, if it is asked to."""
+
+    keep = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor, features: list[torch.Tensor]) -> torch.Tensor:
+        hidden = F.gelu(self.first(x))
+        if self.keep:
+            features.append(hidden)
+        return self.last(hidden)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("train", [copies_a_module, hooks_draw, looks_inside_later], ids=lambda train: train.__name__)
+def test_what_scripts_do_to_modules_in_a_turn(train: Callable[[Job], None]) -> None:
+    compare(rote.capture_loops(train), train)
+
+
+def test_lists_in_arguments() -> None:
+    def job() -> Job:
+        torch.manual_seed(1)
+        return Job(Filling())
+
+    compare(rote.capture_loops(takes_a_list_later), takes_a_list_later, job)
+
+
+def test_gradients_of_inputs_may_be_differentiated_later() -> None:
+    script = {"torch": torch, "F": F, "twice": {"create" + "_graph": True}}
+    exec(
+        "def step(job, x, y):\n"
+        "    x = x.clone().requires_grad_(len(job.log) > 50)\n"
+        "    out = job.model(x)\n"
+        "    loss = F.cross_entropy(out, y)\n"
+        "    if x.requires_grad:\n"
+        "        loss = loss + torch.autograd.grad(out.sum(), x, **twice)[0].pow(2).sum()\n"
+        "    job.step(loss * 2 if loss.item() > 1 else loss)\n",
+        script,
+    )
+    step: Any = script["step"]
+    compare(each_batch(rote.capture(step)), each_batch(step))
+
+
 def of_ranks(wrap: Callable[[nn.Module], nn.Module], check: Callable[[dict[str, rote.Stats]], None]) -> None:
     """Compares a loop of wrapped models with eager."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -128,7 +130,24 @@ def with_captured_loops(fn: Callable[..., Any], state: Any, **options: Any) -> t
     except _loops.NotCapturedError as problem:
         name = getattr(fn, "__qualname__", type(fn).__name__)
         raise ValueError(f"no loop of {name} can be captured: {problem}") from None
-    return made, turns
+    return _one_at_a_time(made, fn), turns
+
+
+def _one_at_a_time(made: Callable[..., Any], fn: Callable[..., Any]) -> Callable[..., Any]:
+    """What its turns read, a function with captured loops has in one place for all calls. So calls of other threads
+    meanwhile, and those that it makes of itself, are calls of the function as it was."""
+    running = threading.Lock()
+
+    @functools.wraps(fn)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not running.acquire(blocking=False):
+            return fn(*args, **kwargs)
+        try:
+            return made(*args, **kwargs)
+        finally:
+            running.release()
+
+    return run
 
 
 def captured_turn(turn: types.FunctionType, state: Any, **options: Any) -> Captured[..., Any]:
