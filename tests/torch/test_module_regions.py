@@ -3,6 +3,7 @@
 import copy
 import io
 import random
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -187,6 +188,13 @@ def test_step() -> None:
     plain = rote.capture(step, regions=False)
     each_batch(plain)(Job())
     assert not plain.stats.regions
+
+
+def test_one_warning_whatever_was_read() -> None:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        rote.capture_loops(reads_before_backward, state=None)(Job())
+    assert len([each for each in seen if "recording refused" in str(each.message)]) <= 1
 
 
 def test_modules_inside_of_one_that_reads() -> None:

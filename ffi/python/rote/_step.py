@@ -64,7 +64,8 @@ from .propagation import within_a_step
 # arena, one that runs what is kept.
 _UNSETTLED = 2
 
-_VALUES = re.compile(r" \(.*? -> .*?\)")  # in a refusal: one warning a cause, whatever the values
+# In a refusal: one warning a cause, whatever the values.
+_VALUES = re.compile(r" \(.*? -> .*?\)| \(once .*?\)|, which was .*? in one call and .*? in the next")
 # Recordings in a row in which code ran that no earlier call had run.
 _MOST_OTHERS = 8
 # Calls that are left eager while a wrapper of the model may still begin in them.
