@@ -89,7 +89,8 @@ WILD_SLICE := $(addprefix tests/torch/test_integrations.py::, test_accelerate te
 # In a virtual environment of its own, which finds torch and rote in .venv/.
 test-wild: setup target/wild/.stamp
 	target/wild/bin/python -m pytest -q tests/torch/test_hugging_face.py tests/torch/test_integrations.py \
-	  tests/torch/test_architectures.py tests/torch/test_loops_of_accelerate.py
+	  tests/torch/test_architectures.py tests/torch/test_loops_of_accelerate.py \
+	  tests/torch/test_module_regions.py::test_models_of_transformers
 
 target/wild/.stamp: requirements-wild.txt requirements-wild-alone.txt requirements.txt
 	$(BIN)/python -m venv --clear target/wild

@@ -778,8 +778,30 @@ def hooks_in_a_turn(job: Job, loader: Batches, epoch: int) -> None:
         job.optimizer.step()
 
 
+def keeps_functions_of_another_loop(job: Job, loader: Batches, epoch: int) -> Any:
+    kept = []
+    for k in range(2):
+        for x, y in loader:
+            kept.append(lambda: k)  # noqa: B023
+            F.cross_entropy(job.model(x), y).backward()
+    return [each() for each in kept]
+
+
+def hooks_what_is_set_behind(job: Job, loader: Batches, epoch: int) -> None:
+    factor = 2.0
+    for i, (x, y) in enumerate(loader):
+        if epoch == i == 0:
+            job.model[0].weight.register_hook(lambda gradient: gradient * factor)
+        F.cross_entropy(job.model(x), y).backward()
+        job.optimizer.step()
+    factor = 0.0
+    F.cross_entropy(job.model(x), y).backward()
+
+
 #: Whose loops cannot be captured, and why.
 WHOLE = {
+    keeps_functions_of_another_loop: "may be called when k is another one",
+    hooks_what_is_set_behind: "may be called when factor is another one",
     keeps_functions: "may be called when i is another one",
     calls_one_of_another_turn: "may be called when i is another one",
     hooks_in_a_turn: "may be called when i is another one",

@@ -23,6 +23,7 @@ pytestmark = [
     pytest.mark.skipif(ORACLE_ONLY, reason="compares with eager itself"),
     pytest.mark.filterwarnings("ignore:rote"),
 ]
+FORWARD: Any = None
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -399,6 +400,28 @@ def test_what_scripts_do_to_modules_in_a_turn(train: Callable[[Job], None]) -> N
     compare(rote.capture_loops(train), train)
 
 
+def test_a_forward_that_looks_at_its_class() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layers = [(nn.Linear(8 if i == 0 else 16, 4 if i == 5 else 16), nn.GELU()) for i in range(6)]
+            self.layers = nn.Sequential(*(each for layer in layers for each in layer))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.layers(x) * (1 if type(self).forward is FORWARD else 2)
+
+    global FORWARD
+    FORWARD = Model.forward
+
+    def job() -> Job:
+        torch.manual_seed(1)
+        return Job(Model())
+
+    captured = rote.capture_loops(reads_before_backward)
+    compare(captured, reads_before_backward, job)
+    assert [*regions_of(captured)] == ["job.model.layers"]
+
+
 def test_lists_in_arguments() -> None:
     def job() -> Job:
         torch.manual_seed(1)
@@ -463,3 +486,40 @@ def test_tensor_parallel() -> None:
         return model
 
     of_ranks(wrap, replayed)
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_models_of_transformers(checkpoints: bool) -> None:
+    """Of a layer that sets a checkpoint around itself, modules inside of it are regions."""
+    transformers = pytest.importorskip("transformers", reason="make test-wild installs transformers")
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, losses: list[float]) -> None:
+        for _ in range(130):
+            ids = torch.randint(0, 128, (2, 12))
+            loss = model(input_ids=ids, labels=ids).loss
+            if loss.item() > 4.0:
+                loss = loss * 0.9
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    left: list[Any] = []
+    captured = rote.capture_loops(train)
+    for each in (captured, train):
+        torch.manual_seed(0)
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=128, **sizes))
+        model.config.use_cache = False
+        if checkpoints:
+            model.gradient_checkpointing_enable()
+        losses: list[float] = []
+        each(model.train(), torch.optim.AdamW(model.parameters()), losses)
+        left.append((losses, [*model.state_dict().values()]))
+    (one, weights), (two, others) = left
+    assert one == two
+    assert all(torch.equal(*pair) for pair in zip(weights, others, strict=True))
+    regions = regions_of(captured)
+    inside = [path for path in regions if "self_attn" in path or "mlp" in path]
+    assert inside if checkpoints else [*regions] == ["model"], captured.explain()
+    assert all(each.replays > 30 for each in regions.values())

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ._region import Region
     from ._step import Step
 
+# By what code gets at the class of an object.
+_LOOKING = frozenset({"type", "__class__"})
 _lock = threading.Lock()
 # Of each class one for good: guards know it by its address.
 _known: dict[type[nn.Module], ClassForward] = {}
@@ -64,9 +66,11 @@ def of(kind: type[nn.Module]) -> Any:
 
 
 def can_be_put(kind: type[nn.Module]) -> bool:
-    """Whether :func:`put` is for modules of a class."""
+    """Whether :func:`put` is for modules of a class: not if their ``forward`` may look at that of the class."""
     own = of(kind)
-    return type(own) is types.FunctionType and own is not nn.Module.forward and type(kind) is type
+    if type(own) is not types.FunctionType or own is nn.Module.forward or type(kind) is not type:
+        return False
+    return "forward" not in own.__code__.co_names or _LOOKING.isdisjoint(own.__code__.co_names)
 
 
 def put(module: nn.Module, region: Region) -> ClassForward:

@@ -277,9 +277,10 @@ class _Loops:
         return ""
 
     def _kept_by_functions(self, loop: Loop, changed: Set[str]) -> str:
-        """A variable that changes from turn to turn, and that a function made in a turn may read in another one: a turn
-        has variables of its own. Functions that are called by their names, or passed to calls that do not keep them, go
-        with the turn."""
+        """A variable that changes from turn to turn, or outside of the loop once it has begun, and that a function made
+        in a turn may read then: a turn has variables of its own. Functions that are called by their names, or passed to
+        calls that do not keep them, go with the turn."""
+        changed = changed | self._set_from(loop)
         parents = {id(inner): each for each in walk(loop.body) for inner in ast.iter_child_nodes(each)}
         mine = set(map(id, walk(loop.body)))
 
@@ -302,6 +303,12 @@ class _Loops:
                 continue
             return min(seen)
         return ""
+
+    def _set_from(self, loop: Loop) -> set[str]:
+        """The variables that are set by statements that contain a loop, or stand behind it."""
+        first = loop.body[0]
+        place = next(i for i, each in enumerate(self._body) if any(inner is first for inner in walk([each])))
+        return names_set(self._body[place:]) & self._own
 
     def _outside(self, loop: Loop) -> set[str]:
         """The variables that the function uses outside of the body of a loop."""

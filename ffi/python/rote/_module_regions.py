@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from . import _class_forward, _introspect, _modules
+from . import _checkpointed, _class_forward, _introspect, _modules
 from ._captured_module import region_of
 from ._class_forward import ClassForward
 from ._libraries import is_own_file
@@ -78,7 +78,7 @@ class _Module:
         region does not keep their order."""
         if type(self.module) is not self._kind or _class_forward.of(self._kind) is not self._own:
             self.is_over = True
-        elif "forward" not in vars(self.module) and not any(map(_has_hooks, self._parameters)):
+        elif _can_be_one(self.module) and not any(map(_has_hooks, self._parameters)):
             self._forward = _class_forward.put(self.module, self.region)
 
     def take(self) -> None:
@@ -185,8 +185,7 @@ class ModuleRegions:
             return
         self._known.add(id(module))
         inside = _inside(path, module)
-        own = "forward" in vars(module)  # which libraries put there, around that of the class
-        if own or isinstance(module, DistributedDataParallel) or not _class_forward.can_be_put(type(module)):
+        if isinstance(module, DistributedDataParallel) or not _can_be_one(module):
             for inner_path, inner in inside:
                 self._add(inner_path, inner, is_watched)
         elif inside or _has_dtensors(module):
@@ -212,6 +211,16 @@ class ModuleRegions:
 def _inside(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
     """The modules that a module holds itself."""
     return [(f"{path}.{name}", child) for name, child in module._modules.items() if child is not None]
+
+
+def _can_be_one(module: nn.Module) -> bool:
+    """Whether a module can be a region: it has no ``forward`` of its own, which libraries put around that of the class,
+    and sets no checkpoint around itself."""
+    if "forward" in vars(module):
+        return False
+    if _checkpointed.inside_of(module) is not None:
+        return getattr(module, "gradient_checkpointing", None) is False
+    return _class_forward.can_be_put(type(module))
 
 
 def _has_hooks(parameter: torch.Tensor) -> bool:

@@ -176,7 +176,8 @@ class Region(Part):
         if not self.is_quiet:
             return super()._recorded(args, kwargs)
         if not is_fixed((args[1:], *kwargs.values())):
-            return self._run(args, kwargs)  # it may write to what it is given, and not in each call
+            self._stays_eager("takes a list, a dict or an object, to which it may write in some calls", "pass tensors")
+            return self._run(args, kwargs)
         # What a recording leaves beside its result has no graph, so a call that is like it, and runs eagerly, comes
         # first: it shows what there is to leave.
         self._sees, sees = not self._sees, self._sees

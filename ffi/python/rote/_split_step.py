@@ -39,7 +39,8 @@ _LOOKS = 4  # eager calls until one has written
 _NO_OPS = "it runs no op there"
 _MOST_UNFOLLOWED = 16  # recordings in a row of the whole step that were dropped, to see more in the next one
 _DIFFER = "no two recordings in a row were made under the same guards"
-_MOST_WITHOUT = 32  # calls with no replay until the modules become regions
+_MOST_WITHOUT = 32  # calls until the modules become regions, if no plan has come of them
+_MOST_IN_VAIN = 96  # calls until all run eagerly, if no plan has come of them
 _looking = threading.Lock()
 _SUMS = [each.name for each in fields(Stats) if each.type == "int" and each.name != "variants"]
 
@@ -156,7 +157,7 @@ class SplitStep(Step):
         self._regions = regions
         self._begun: Regions | None = None  # the same, once there are some
         self._around_eager: AbstractContextManager[None] = nullcontext()  # what runs as it is written
-        self._calls_without = 0  # regions
+        self._calls = 0  # so far, as long as they tell something
         self.keeps_prints = looks
         self._code = _returns.code_of(function) if tail else None
         self._stops: list[_tails.Stop] = []  # of the recording that has just ended
@@ -187,13 +188,22 @@ class SplitStep(Step):
     # -- calls ----------------------------------------------------------------
 
     def call(self, args: Any, kwargs: Any) -> Any:
-        if self._begun is not None or self._regions is None:
-            return self._call_parts(args, kwargs)
         result = self._call_parts(args, kwargs)
-        self._calls_without += 1
-        if self._calls_without == _MOST_WITHOUT and not (self.results or (self._head and self._head.has_plan())):
-            self._begin_regions()
+        if self._calls < _MOST_IN_VAIN:
+            self._calls += 1
+            if self._calls in (_MOST_WITHOUT, _MOST_IN_VAIN):
+                self._without_errors(self._judge_calls)
         return result
+
+    def _judge_calls(self) -> None:
+        """Goes on without replays, where none has come of many calls."""
+        if self.results or (self._head is not None and self._head.has_plan()):
+            return
+        self._begin_regions()
+        if self._calls == _MOST_IN_VAIN and not (self._agrees or self._off):
+            self._give_up()
+            self._attempts, self._looks, self._first_looks, self._off = [], 0, 0, True
+            super()._refused(self._why or _DIFFER)
 
     def _run(self, args: Any, kwargs: Any) -> Any:
         with self._around_eager:
