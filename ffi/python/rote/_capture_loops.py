@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -136,16 +135,17 @@ def with_captured_loops(fn: Callable[..., Any], state: Any, **options: Any) -> t
 def _one_at_a_time(made: Callable[..., Any], fn: Callable[..., Any]) -> Callable[..., Any]:
     """What its turns read, a function with captured loops has in one place for all calls. So calls of other threads
     meanwhile, and those that it makes of itself, are calls of the function as it was."""
-    running = threading.Lock()
+    running: dict[str, object] = {}  # and no lock, which cannot be pickled
 
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if not running.acquire(blocking=False):
+        call = object()
+        if running.setdefault("call", call) is not call:
             return fn(*args, **kwargs)
         try:
             return made(*args, **kwargs)
         finally:
-            running.release()
+            del running["call"]
 
     return run
 

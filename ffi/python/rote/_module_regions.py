@@ -131,7 +131,10 @@ class ModuleRegions:
             return
         self._put = [*self._open, *self._serve]
         for each in self._put:
-            each.put()
+            try:
+                each.put()
+            except Exception:  # of a class that is none as any other
+                each.is_over = True
 
     def __exit__(self, *_: object) -> None:
         """It has ended."""
