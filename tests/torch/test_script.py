@@ -164,7 +164,40 @@ def train_step(x, y):
 for x, y in batches(args.steps):
     print(train_step(x, y).item())
 """
+ACCUMULATES = """
+import contextlib
+layers = [(nn.Linear(4, 4), nn.LayerNorm(4), nn.Tanh()) for i in range(4)]
+model = nn.Sequential(*(each for layer in layers for each in layer), nn.Linear(4, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+data = torch.randn(200, 4)
+exec("accumulation, ctx = 3, contextlib.nullcontext()")
+
+def get_batch():
+    at = torch.randint(len(data) - 6, (6,))
+    x = torch.stack([data[i] for i in at])
+    return x, x.sum(1, keepdim=True)
+
+turn, norms = 0, []
+X, Y = get_batch()
+while True:
+    for group in optimizer.param_groups:
+        group["lr"] = 0.01 / (1 + turn / 100)
+    for micro_step in range(accumulation):
+        with ctx:
+            loss = nn.functional.mse_loss(model(X), Y) / accumulation
+        X, Y = get_batch()  # between the forward and the backward
+        loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    if turn % 10 == 0:
+        print(turn, loss.item() * accumulation, norm.item())
+    turn += 1
+    if turn >= 3 * args.steps:
+        break
+"""
 SCRIPTS = {
+    "accumulates": (ACCUMULATES, r"(?s)region model: (\d+) of .*train.py: module \(line \d+\): (\d+) of 90"),
     "text": (TEXT, r"train.py: module \(line \d+\): (\d+) of 90"),
     "seen by functions": (SEEN_BY_FUNCTIONS, r"train.py: module \(line \d+\): (\d+) of 90"),
     "function": (FUNCTION, r"engine.py: train_one_epoch \(line 6\): (\d+) of 90"),
