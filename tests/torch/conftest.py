@@ -25,6 +25,9 @@ POOLS = pytest.StashKey[Pools]()
 LONGEST = (
     "fsdp",
     "equality",
+    "script",
+    "regions",
+    "float_arguments",
     "validation",
     "divergence",
     "state_sweep",
@@ -36,6 +39,9 @@ LONGEST = (
     "zoo",
     "regions_of_ranks",
     "answering_dtensor",
+    "kept_attributes",
+    "tails",
+    "module_regions",
 )
 
 
