@@ -177,7 +177,7 @@ def test_loops(train: Callable[[Job], None]) -> None:
 
 
 def test_step() -> None:
-    def step(job: Job, x: torch.Tensor, y: torch.Tensor) -> float:
+    def step(job: Job, x: torch.Tensor, y: torch.Tensor) -> None:
         loss = F.cross_entropy(job.model(x), y)
         if loss.item() > 1.3:
             loss = loss / 2
@@ -194,7 +194,7 @@ def test_step() -> None:
 def test_one_warning_whatever_was_read() -> None:
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        rote.capture_loops(reads_before_backward, state=None)(Job())
+        rote.capture_loops(reads_before_backward)(Job())
     assert len([each for each in seen if "recording refused" in str(each.message)]) <= 1
 
 

@@ -142,7 +142,6 @@ def capture(
 
     options: dict[str, Any] = {
         "plans": plans,
-        "strict": strict,
         "max_variants": max_variants,
         "ignore": ignore,
         "passes": passes,
@@ -157,15 +156,14 @@ def capture(
 
     def wrap(function: Callable[..., Any]) -> Captured[..., Any]:
         if not region:
-            of_modules = None if not regions else ModuleRegions(**{**options, "strict": False}, verify=verify)
-            return Captured(
-                SplitStep(function, state, tail=tail, regions=of_modules, verify=verify, **options, **of_steps)
-            )
+            own = {"strict": strict, "tail": tail, **of_steps}
+            modules = ModuleRegions(**options, verify=verify) if regions else None
+            return Captured(SplitStep(function, state, regions=modules, verify=verify, **options, **own))
         other = next((name for name, value in of_steps.items() if value and value != "torch"), None)
         if other is not None:
             instead = "; verify= is for regions too" if other == "verify_every" else ""
             raise ValueError(f"{other}= is for whole steps, and not for region=True{instead}")
-        return Captured(Region(function, state, verify=verify, **options))
+        return Captured(Region(function, state, strict=strict, verify=verify, **options))
 
     return wrap if fn is None else wrap(fn)
 

@@ -15,9 +15,9 @@ from ._split_step import SplitStep
 from ._step import Stats
 
 Arguments = ParamSpec("Arguments")
-_DEFAULTS = {"plans": None, "strict": False, "max_variants": 8, "ignore": (), "passes": ""}
-_OF_STEPS = frozenset({"verify_every", "propagation"})  # and not of regions
-_OPTIONS = {*_DEFAULTS, *_OF_STEPS, "verify", "regions"}
+_OF_REGIONS = {"plans": None, "max_variants": 8, "ignore": (), "passes": "", "verify": 0}
+_DEFAULTS = {**_OF_REGIONS, "strict": False, "regions": True}
+_OPTIONS = {*_DEFAULTS, "verify_every", "propagation"}
 Result = TypeVar("Result", covariant=True)
 
 
@@ -152,9 +152,7 @@ def _one_at_a_time(made: Callable[..., Any], fn: Callable[..., Any]) -> Callable
 
 def captured_turn(turn: types.FunctionType, state: Any, **options: Any) -> Captured[..., Any]:
     """What a loop does in one turn, captured."""
-    has_regions = options.pop("regions", True)
-    of_regions = {**_DEFAULTS, "verify": 0, **options, "strict": False}
-    for name in _OF_STEPS:
-        of_regions.pop(name, None)
-    regions = ModuleRegions(**of_regions) if has_regions else None
-    return Captured(SplitStep(turn, state, looks=True, regions=regions, **{**_DEFAULTS, **options}))
+    options = {**_DEFAULTS, **options}
+    of_regions = {name: options[name] for name in _OF_REGIONS}
+    regions = ModuleRegions(**of_regions) if options.pop("regions") else None
+    return Captured(SplitStep(turn, state, looks=True, regions=regions, **options))

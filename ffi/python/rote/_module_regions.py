@@ -67,7 +67,7 @@ class _Module:
 
     def __init__(self, path: str, module: nn.Module, options: dict[str, Any]) -> None:
         self.path, self.module = path, module
-        self.region = region_of(module, is_quiet=True, **options)
+        self.region = region_of(module, is_quiet=True, strict=False, **options)
         self._kind, self._own = type(module), _class_forward.of(type(module))
         self._parameters = [each for _, each in _modules.parameters(module)]
         self._forward: ClassForward | None = None
@@ -100,7 +100,7 @@ class ModuleRegions:
     differentiated twice stays as it is: regions cannot be."""
 
     def __init__(self, **options: Any) -> None:
-        """``options``: those of regions."""
+        """``options``: those of regions, but for ``strict``."""
         self._options = options
         self._open: list[_Module] = []  # of which it is not known yet whether they serve
         self._serve: list[_Module] = []

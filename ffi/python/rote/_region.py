@@ -521,14 +521,14 @@ def _can_be_cut() -> bool:
     return not in_transform and torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
 
 
-def _is_leaf_among(values: tuple[Any, ...]) -> bool:
+def _is_leaf_among(values: Iterable[Any]) -> bool:
     """Whether one of some values is a leaf that requires grad."""
     return any(isinstance(each, torch.Tensor) and each.requires_grad and each.is_leaf for each in values)
 
 
 def _has_leaf(args: Any, kwargs: Any) -> bool:
     """Whether an argument is a leaf that requires grad."""
-    return any(tensor.is_leaf and tensor.requires_grad for tensor in tensors_in(args, kwargs))
+    return _is_leaf_among(tensors_in(args, kwargs))
 
 
 def _autocast() -> Any:

@@ -11,13 +11,13 @@ import types
 from collections.abc import Callable, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import nn
 
 from . import _blocks, _memory, _moves, _results, _returns, _tails
 from ._bridge import bridge
+from ._module_regions import ModuleRegions
 from ._recording import Recording
 from ._step import RecordingRefused, Stats, Step, cause_of
 
@@ -118,20 +118,6 @@ class _Head(Step):
         return max(sum(self.plan_counts(variant).values()) for variant in self.results)
 
 
-class Regions(AbstractContextManager[None], Protocol):
-    """The modules of a step that cannot be replayed, or not with its front: regions within this context."""
-
-    def begin(self, function: Any, modules: list[tuple[str, nn.Module]]) -> None:
-        """Makes regions of modules."""
-
-    @property
-    def stats(self) -> dict[str, Stats]:
-        """The counters of each."""
-
-    def explain(self) -> str:
-        """The reports."""
-
-
 class SplitStep(Step):
     """What Rote keeps of a captured function that may be parted.
 
@@ -146,7 +132,7 @@ class SplitStep(Step):
         *,
         tail: bool = True,
         looks: bool = False,
-        regions: Regions | None = None,
+        regions: ModuleRegions | None = None,
         **options: Any,
     ) -> None:
         """``tail``: whether the function may be halved; ``looks``: it is halved behind the last statement that runs an
@@ -155,7 +141,7 @@ class SplitStep(Step):
         super().__init__(function, state, **options)
         self._options = options
         self._regions = regions
-        self._begun: Regions | None = None  # the same, once there are some
+        self._begun: ModuleRegions | None = None  # the same, once there are some
         self._around_eager: AbstractContextManager[None] = nullcontext()  # what runs as it is written
         self._calls = 0  # so far, as long as they tell something
         self.keeps_prints = looks
