@@ -23,12 +23,13 @@ CALLS = 7
 ONCE_WRONG = ("apply_", "map_", "map2_")
 pytestmark = pytest.mark.skipif(ORACLE_ONLY, reason="compares two ways of running")
 
-#: What ends the process or its streams, hands out its memory, or needs another device.
+#: What ends the process or its streams, hands out memory that nothing has written, or needs another device.
 LEFT_OUT = {
     *("__class__", "__del__", "__delattr__", "__init__", "__init_subclass__", "__new__", "__subclasshook__"),
     *("__weakref__", "__setattr__", "__getattribute__", "__getattr__", "__dir__"),
     *("cuda", "xpu", "mtia", "ipu", "hpu", "vulkan", "record_stream"),
     *("_make_dtensor", "_make_subclass", "_make_wrapper_subclass", "as_subclass"),
+    *("new", "new_empty", "new_empty_strided"),
 }
 
 
