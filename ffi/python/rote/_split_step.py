@@ -176,10 +176,21 @@ class SplitStep(Step):
     def call(self, args: Any, kwargs: Any) -> Any:
         result = self._call_parts(args, kwargs)
         if self._calls < _MOST_IN_VAIN:
+            if self._has_waited_for_others():
+                return result
             self._calls += 1
             if self._calls in (_MOST_WITHOUT, _MOST_IN_VAIN):
                 self._without_errors(self._judge_calls)
         return result
+
+    def _has_waited_for_others(self) -> bool:
+        """Whether the last call was not recorded, since that of another step was."""
+        head = self._head
+        waited = self.has_waited or (head is not None and head.has_waited)
+        self.has_waited = False
+        if head is not None:
+            head.has_waited = False
+        return waited
 
     def _judge_calls(self) -> None:
         """Goes on without replays, where none has come of many calls."""
