@@ -31,7 +31,7 @@ from . import _code, _introspect, _returns
 from ._identity import by_identity
 from ._libraries import PACKAGES
 from ._return_places import DEFERRED, sees_variables
-from ._sources import Chain, Function, added_to, arguments, counted_later, names_in, nested, node_of
+from ._sources import Chain, Function, added_to, arguments, made_by_rote, names_in, nested, node_of
 
 ANSWERS = "answers about numbers"
 """The name of the argument that holds them. No argument of a function is named so."""
@@ -176,10 +176,15 @@ def _parts(node: Function) -> list[ast.AST]:
     return [part for statement in body for part in ast.walk(statement)]
 
 
+def _counted_later(code: types.CodeType) -> frozenset[Chain]:
+    made = made_by_rote(code)
+    return frozenset() if made is None else made.counted
+
+
 @by_identity
 def _counts_attributes(code: types.CodeType) -> bool:
     node = node_of(code)
-    return node is not None and bool(counted_later(code) or any(len(_counts(each)) > 1 for each in _parts(node)))
+    return node is not None and bool(_counted_later(code) or any(len(_counts(each)) > 1 for each in _parts(node)))
 
 
 @dataclass(frozen=True)
@@ -379,7 +384,7 @@ class _Maker:
         self._in_choices = 0
         if not numbers.isdisjoint(self._stored | self._inner):
             raise _Unfit
-        self._find_counters(every, plain, counted_later(code))
+        self._find_counters(every, plain, _counted_later(code))
 
     def _find_counters(self, every: list[ast.AST], plain: Set[str | Chain], later: frozenset[Chain]) -> None:
         found = {chain for each in every if len(chain := _counts(each)) > 1} | later

@@ -18,6 +18,7 @@ from typing import Any
 from . import _rewrite
 from ._blocks import source_of
 from ._liveness import Liveness
+from ._own_lists import own_lists
 from ._return_places import sees_variables
 from ._rewrite import LATER, OF_ITS_OWN, loaded, may_swallow, mentioned, names_set, plain_names, stored, walk
 
@@ -130,6 +131,8 @@ class _Loops:
         self._captured = [(id(each), _rewrite.seen_by(each)) for each in inner]
         self._nonlocal = {name for each in every if isinstance(each, ast.Nonlocal) for name in each.names}
         self._live = Liveness(self._body)
+        given = () if self._is_text else function.__code__.co_varnames[: function.__code__.co_argcount]
+        self._lists = own_lists(body, own.difference(given))
         self._declared: list[ast.stmt] = [each for each in every if isinstance(each, ast.Global | ast.Nonlocal)]
         if shared:
             self._declared.append(ast.Global(sorted(shared & {*_rewrite.mentioned(self._body)})))
@@ -235,6 +238,7 @@ class _Loops:
             self._function,
             turn.function(f"{self._function.__name__}, line {loop.lineno}"),
             more=dict(zip(turn.found, cells, strict=True)),
+            lists=self._lists,
         )
         if function is None:
             self._why.append(f"the loop in line {loop.lineno} cannot be compiled by itself")

@@ -9,6 +9,9 @@ is neither recorded nor replayed runs in the order in which it is written.
 
 A variable of the function's own that no function inside names is nobody else's, so that anything may stand between.
 There all of the statement stays in its place but for ``.item()`` and the sum: what is read is kept, a tensor as a copy.
+So it is with a list in such a variable (``losses.append(loss.item())``), if the source of the loop around the step
+shows that nothing else holds the list; and with such a statement in a block that only changes a mode
+(``with torch.no_grad():``).
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from . import _blocks, _introspect, _memory, _rewrite
 from ._frames import TORCH
 from ._reads import Reads, is_plain
 from ._rewrite import mentioned, named, names_set, walk
-from ._sources import Chain, names_in, node_of
+from ._sources import Chain, made_by_rote, names_in, node_of
 
 # What reads a tensor, or says how large something is; and functions that compute with numbers.
 _METHODS = frozenset(
@@ -37,7 +40,7 @@ _FUNCTIONS = frozenset({"len", "float", "int", "round", "abs", "max", "min"})
 _STAYING = (torch.Tensor, int, float, str, torch.Size, type(None), types.BuiltinFunctionType, type)
 _CLIPPING = ("clip_grad_norm_", "clip_grad_value_")
 _ADDS = (ast.Add, ast.Sub, ast.Mult)
-
+_MODES = frozenset({"no_grad", "enable_grad", "set_grad_enabled", "autocast"})
 
 Need = tuple[Chain, str]  # the names of an object or a function, and what is called of it
 
@@ -80,11 +83,21 @@ class _Move:
 
 @dataclass
 class _Kept:
-    """A statement that adds to a variable, in two: what stays in its place, and the sum."""
+    """A statement that adds to a variable, in two: what stays in its place, with the block around it, and the sum."""
 
     stays: list[ast.stmt]
     adds: ast.stmt
+    later: list[ast.stmt]  # what stands behind it in its block
     is_number: bool = False  # the variable has been seen to hold one
+    is_list: bool = False
+
+    def found(self, value: Any) -> None:
+        """The variable holds a value."""
+        match self.adds:
+            case ast.AugAssign(op=ast.Add(), value=ast.List()) | ast.Expr():
+                self.is_list = type(value) is list
+            case _:
+                self.is_number = type(value) in (int, float)
 
 
 class Moves:
@@ -94,6 +107,8 @@ class Moves:
         self._body = body
         code = function.__code__
         self._own = set(code.co_varnames)
+        made = made_by_rote(code)
+        self._lists = frozenset[str]() if made is None else made.lists
         self._known = self._own.union(code.co_cellvars, code.co_freevars, _FUNCTIONS)
         self._found = {place: move for place, each in enumerate(body) if (move := _move(place, each)) is not None}
         self._place = -1
@@ -115,7 +130,7 @@ class Moves:
         if place in self._found:
             move = self._found[place]
             if move.kept is not None:
-                move.kept.is_number = type(variables.get(move.changes[0])) in (int, float)
+                move.kept.found(variables.get(move.changes[0]))
             values = {name: variables.get(name) for name in move.reads}
             tensors = [each for value in values.values() for each in _tensors_in(value)]
             move.tensors = [(each, _memory.version_of(each)) for each in tensors]
@@ -202,7 +217,8 @@ class Moves:
     def _may_move(self, move: _Move, behind: int) -> bool:
         later = self._body[move.place + 1 : behind]
         if move.kept is not None:
-            if move.kept.is_number and self._is_own(move, later):
+            name = move.changes[0]
+            if (move.kept.is_number or (move.kept.is_list and name in self._lists)) and self._is_own(move, [*move.kept.later, *later]):
                 return True
             move.kept = None
         if not move.is_simple:
@@ -298,14 +314,34 @@ def _move(place: int, node: ast.stmt) -> _Move | None:
             kept = _kept(node) if isinstance(target, ast.Name) else None
             if (chain := names_in(target)) and (kept or _reads(value)):
                 return _Move(place, chain, "", frozenset(named(value)), kept=kept, is_simple=_reads(value))
+        case ast.With(items=[ast.withitem(ast.Call(func=manager), None)]) if names_in(manager)[-1:] and (
+            names_in(manager)[-1] in _MODES
+        ):
+            return _in_block(place, node)
         case ast.Expr(ast.Call(func=ast.Attribute(value=holder, attr=method), args=values, keywords=more)):
             given = [*values, *(each.value for each in more)]
-            if (chain := names_in(holder)) and all(map(_reads, given)):
-                return _Move(place, chain, method, frozenset(name for each in given for name in named(each)))
+            simple, chain = all(map(_reads, given)), names_in(holder)
+            kept = _kept(node) if method == "append" and len(chain) == len(values) == 1 else None
+            if chain and (kept or simple):
+                reads = frozenset(name for each in given for name in named(each))
+                return _Move(place, chain, method, reads, kept=kept, is_simple=simple)
     return None
 
 
-def _kept(node: ast.AugAssign) -> _Kept | None:
+def _in_block(place: int, block: ast.With) -> _Move | None:
+    """The one statement of a block that adds to a variable and may be moved."""
+    found = [(i, move) for i, each in enumerate(block.body) if (move := _move(place, each)) and move.kept is not None]
+    if len(found) != 1:
+        return None
+    i, move = found[0]
+    assert move.kept is not None
+    stays = copy.copy(block)
+    stays.body = [*block.body[:i], *move.kept.stays, *block.body[i + 1 :]]
+    kept = _Kept([stays], move.kept.adds, [*block.body[i + 1 :], *move.kept.later])
+    return _Move(place, move.changes, "", frozenset(), kept=kept, is_simple=False)
+
+
+def _kept(node: ast.AugAssign | ast.Expr) -> _Kept | None:
     """A statement that adds to a variable in two, if it reads a tensor by ``.item()``."""
     stays: list[ast.stmt] = []
 
@@ -325,14 +361,22 @@ def _kept(node: ast.AugAssign) -> _Kept | None:
                 name = keep(tensor, True)
                 read = ast.Call(ast.Attribute(name, "item", ast.Load()), [], [])
                 return ast.IfExp(_blocks.is_tensor(name), read, name)
+            case ast.List(elts=parts) if value is whole:
+                return ast.List([split(each) for each in parts], ast.Load())
             case ast.Constant():
                 return value
         return keep(value, False)
 
-    if not any(isinstance(each, ast.Attribute) and each.attr == "item" for each in ast.walk(node.value)):
+    adds = copy.deepcopy(node)
+    whole = adds.value.args[0] if isinstance(adds.value, ast.Call) and isinstance(node, ast.Expr) else adds.value
+    if not any(isinstance(each, ast.Attribute) and each.attr == "item" for each in ast.walk(whole)):
         return None
-    adds = ast.copy_location(ast.AugAssign(node.target, node.op, split(copy.deepcopy(node.value))), node)
-    return _Kept([ast.fix_missing_locations(each) for each in stays], ast.fix_missing_locations(adds))
+    if isinstance(adds, ast.Expr):
+        assert isinstance(adds.value, ast.Call)
+        adds.value.args = [split(whole)]
+    else:
+        adds.value = split(whole)
+    return _Kept([ast.fix_missing_locations(each) for each in stays], ast.fix_missing_locations(adds), [])
 
 
 def _reads(value: ast.expr) -> bool:

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from . import _literals
+from . import _array_arguments, _literals
 from ._arguments import notation
 from ._bridge import bridge
 from ._by_hand import ByHand
@@ -220,7 +220,11 @@ class _Recorder:
         try:
             if kind == _WAITS and self._patient:
                 self._patient = _let_go(tensor)
-            if kind == _LIFTS and self._is_constant(tensor, sys._getframe(1).f_code):
+            if kind == _LIFTS and (op := self._watch.arrays.op_of(tensor, unrecorded)) is not None:
+                func, args, kwargs = op
+                result = tensor
+                self._note(lib.rote_record_op(self._session, func, args, kwargs, result, user_line()))
+            elif kind == _LIFTS and self._is_constant(tensor, sys._getframe(1).f_code):
                 for func, args, kwargs, result in _literals.ops_of(tensor, self._watch.number, unrecorded):
                     self._note(lib.rote_record_op(self._session, func, args, kwargs, result, user_line()))
                     if self._seen is not None:
@@ -370,6 +374,7 @@ class Watch:
         #: Patches of others, while the step runs.
         self.more: list[Callable[[ExitStack, Callable[..., Any]], None]] = []
         self.follows_nothing()
+        self.arrays = _array_arguments.NONE
         self.number: float | None = None  # of which PyTorch makes a tensor now
         self.literals = 0  # how many tensors PyTorch makes of numbers now, which is all that these have in their memory
         self.was_refused = False
@@ -650,16 +655,27 @@ class Watch:
             data = args[at] if len(args) > at else kwargs.get("data")
             self.number = self.followed(data) if is_own else None
             self.literals = int(self.number is not None or (is_own and _literals.is_literal(data)))
+            follows = is_own and bool(self.arrays)
+            if follows:
+                self.arrays.made(data, sys._getframe(1))
             try:
-                return original(*args, **kwargs)
+                made = original(*args, **kwargs)
             finally:
                 self.number, self.literals = None, 0
+                self.arrays.taken()
+            if follows:
+                self.arrays.has_made(data, made)
+            return made
 
         return make
 
     def _indexed(self, *given: Any) -> None:
         """Is told of a tensor, an index, and what is written there; and of nothing once PyTorch has taken the index."""
         self.literals = _literals.in_index(*given) if given else 0
+        if not given:
+            self.arrays.taken()
+        elif self.arrays:
+            self.arrays.indexes(given[0], given[1], sys._getframe(1))
 
     def _refused(self, op: str, original: Callable[..., Any], reason: str, remedy: str) -> Callable[..., Any]:
         """A function that only kernels may call while a step is recorded."""

@@ -19,6 +19,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
 from . import (
+    _array_arguments,
     _carried,
     _code,
     _containers,
@@ -188,6 +189,8 @@ class Recording(Naming):
         self._settled = 0
         self._tape = _floats.Tape(self.session, frozenset(), self._watch.refuse)
         self._follows_arguments = False  # floats among them
+        self.arrays = self._arrays()
+        """Those among the arguments."""
         self._late_numbers = _late_numbers.Numbers(self._watch.refuse)
         self._readable: dict[int, str] = {}
         self._result: Any = None
@@ -251,6 +254,7 @@ class Recording(Naming):
         self._follow_reducers(self._survey.walk.reducers)
         follows = self._follow_numbers(given.keys(), resumed)
         self._follow_arguments()
+        self._watch.arrays = self.arrays
         # PyTorch's optimizers take the tuples in their groups apart; what other code does with these is not followed.
         follows_tuples = follows and not self._tape.proven
         if not resumed:
@@ -358,6 +362,12 @@ class Recording(Naming):
             functools.partial(_returns.gives_rates, step=step.function, runner=_record.run.__code__),
         )
         return follows
+
+    def _arrays(self) -> _array_arguments.RecordedArrays:
+        """The arrays among the arguments."""
+        arrays = self._step.array_arguments
+        seen = self.args, self.kwargs
+        return _array_arguments.NONE if arrays is None else arrays.recorded(self._step.given(*seen), seen)
 
     def _follow_arguments(self) -> None:
         """Follows floats among the arguments, if all that the step does with them is seen."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from . import _returns, _sources
 from ._frames import LENIENT
-from ._sources import Chain, Function, keep_source
+from ._sources import Chain, Function, Made, keep_source
 
 _MAKER = "what makes a function"  # no variable of a script is named so
 _FUTURE = 0
@@ -239,9 +239,10 @@ def made_of(
     node: ast.FunctionDef,
     counted: frozenset[Chain] = frozenset(),
     more: Mapping[str, types.CellType] = types.MappingProxyType({}),
+    lists: frozenset[str] = frozenset(),
 ) -> types.FunctionType | None:
     """The function of a source, in the place of another one. ``counted``: what counts when it has run; ``more``: other
-    variables that it uses."""
+    variables that it uses; ``lists``: those of its own that hold lists which nothing else holds."""
     code = function.__code__
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
     cells.update(more)
@@ -258,7 +259,7 @@ def made_of(
     inner = _renamed(next(codes_in(made)), f"{_MAKER}.<locals>.{node.name}", code.co_qualname)
     if not set(inner.co_freevars) <= cells.keys():
         return None
-    keep_source(inner, node, counted)
+    keep_source(Made(inner, node, counted, lists))
     closure = tuple(cells[name] for name in inner.co_freevars)
     half = types.FunctionType(inner, function.__globals__, function.__name__, function.__defaults__, closure)
     half.__kwdefaults__ = function.__kwdefaults__

@@ -15,7 +15,7 @@ import itertools
 import os
 import symtable
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from . import _loops
@@ -158,8 +158,14 @@ def _seen(source: str, path: str, tree: ast.Module, names: dict[str, Any]) -> se
 
 def _before_loops(tree: ast.Module) -> set[int]:
     """The parts of the text that run once, before any loop that trains begins."""
-    before = itertools.takewhile(lambda each: not _loops.trains([each]), tree.body)
-    return {id(each) for each in _loops.outer_nodes([*before])}
+    found: set[int] = set()
+    body: Iterable[ast.stmt] = tree.body
+    while body:
+        before = list(itertools.takewhile(lambda each: not _loops.trains([each]), body))
+        found.update(map(id, _loops.outer_nodes([*before])))
+        first = next((each for each in body if each not in before), None)  # `if __name__ == "__main__":`, mostly
+        body = [] if not isinstance(first, ast.If) else first.body if _loops.trains(first.body) else first.orelse
+    return found
 
 
 class Finder(importlib.abc.MetaPathFinder):

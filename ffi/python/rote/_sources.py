@@ -8,6 +8,7 @@ import itertools
 import linecache
 import types
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from ._identity import address, by_identity
 
@@ -119,24 +120,34 @@ def _source(filename: str) -> _Source | None:
         return None
 
 
-# Of functions that Rote has made, by the addresses of their code: the code, the source, and what counts later.
-_kept: dict[int, tuple[types.CodeType, Function, frozenset[Chain]]] = {}
+class Made(NamedTuple):
+    """What is known of a function that Rote has made."""
+
+    code: types.CodeType
+    node: Function
+    counted: frozenset[Chain] = frozenset()
+    """The attributes to which others add when it has run."""
+    lists: frozenset[str] = frozenset()
+    """Its variables that hold lists which nothing else holds."""
 
 
-def keep_source(code: types.CodeType, node: Function, counted: frozenset[Chain] = frozenset()) -> None:
-    """Says of what source a function was made, and to which attributes others add when it has run."""
-    _kept[address(code)] = code, node, counted
+_made: dict[int, Made] = {}  # by the addresses of their code
 
 
-def counted_later(code: types.CodeType) -> frozenset[Chain]:
-    """The attributes to which others add when a function has run that Rote has made."""
-    return _kept[address(code)][2] if address(code) in _kept else frozenset()
+def keep_source(made: Made) -> None:
+    """Says of what source a function was made."""
+    _made[address(made.code)] = made
+
+
+def made_by_rote(code: types.CodeType) -> Made | None:
+    """What is known of a function, if Rote has made it."""
+    return _made.get(address(code))
 
 
 @by_identity
 def node_of(code: types.CodeType) -> Function | None:
     """The source of a function, when that is what runs."""
-    if address(code) in _kept:
-        return _kept[address(code)][1]
+    if (made := made_by_rote(code)) is not None:
+        return made.node
     source = _source(code.co_filename)
     return None if source is None else source.node_of(code)

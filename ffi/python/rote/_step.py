@@ -29,6 +29,7 @@ from . import (
     _bridge,
     _decisions,
     _difference,
+    _array_arguments,
     _float_arguments,
     _found,
     _ranks,
@@ -208,6 +209,7 @@ class Step:
         self.given_state = state
         self.decisions = None if self.is_region else _decisions.Decisions(fn)
         self.float_arguments = None if self.is_region else _float_arguments.FloatArguments(fn)
+        self.array_arguments = None if self.is_region else _array_arguments.ArrayArguments(fn)
         self._given: list[tuple[Any, Any]] = []  # the arguments of the calls that are handled, one within the other
         self.unread = _unread.Unread()
         self.found = _found.Found()
@@ -287,6 +289,8 @@ class Step:
         if self.decisions is not None and (seen := self.decisions.seen(args, kwargs)) is not None:
             args, kwargs = seen
         if self.float_arguments is not None and (seen := self.float_arguments.seen(args, kwargs)) is not None:
+            args, kwargs = seen
+        if self.array_arguments is not None and (seen := self.array_arguments.seen(args, kwargs)) is not None:
             args, kwargs = seen
         if (carried := self.unread.carried).places:
             kwargs = carried.with_values(kwargs)
@@ -660,6 +664,10 @@ class Step:
             return False
         if recording.schedulers.missed:
             self.missed_by_schedulers |= recording.schedulers.missed
+            return False
+        if unfollowed := recording.arrays.unfollowed():
+            assert self.array_arguments is not None
+            self.array_arguments.stop(unfollowed)
             return False
         if recording.decides_otherwise and self.decisions is not None and self.ran is not None:
             self.decisions.stop()
