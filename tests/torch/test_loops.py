@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -232,6 +233,50 @@ def fills_a_list_on_the_way(job: Job, loader: Batches, epoch: int) -> Any:
         loss.backward()
         job.optimizer.step()
     return losses, running
+
+
+def fills_lists_of_its_own(job: Job, loader: Batches, epoch: int) -> Any:
+    losses, norms = [], []  # not one by one: others may hold them
+    seen = []
+    sums = list()  # noqa: C408
+    for x, y in loader:
+        job.optimizer.zero_grad()
+        output = job.model(x)
+        loss = F.cross_entropy(output, y)
+        with torch.no_grad():
+            share = (output.argmax(1) == y).float().mean()
+            seen += [share.item(), (share * 2).item()]
+            share.mul_(3)
+        sums.append(loss.item() + 1)
+        losses.append(loss.item())
+        backward(job, loss)
+        norms.append(nn.utils.clip_grad_norm_(job.model.parameters(), 1.0).item())
+        job.optimizer.step()
+    job.log.append(f"{len(seen)} {seen[-1]} {sum(sums) / max(1, len(sums))} {seen}")
+    return losses, norms
+
+
+def as_ppo_has_it(job: Job, loader: Batches, epoch: int) -> Any:
+    data, labels = torch.cat([x for x, _ in loader]), torch.cat([y for _, y in loader])
+    with torch.no_grad():
+        before = F.log_softmax(job.model(data), 1)
+    places, shares = np.arange(len(data) // 8 * 8), []
+    numbers = np.random.default_rng(epoch)
+    for _ in range(3):
+        numbers.shuffle(places)
+        for start in range(0, len(places), 8):
+            end = start + 8
+            some = places[start:end]
+            ratio = (F.log_softmax(job.model(data[some]), 1) - before[some]).exp()
+            with torch.no_grad():
+                shares += [((ratio - 1.0).abs() > 0.2).float().mean().item()]
+            gain = ratio[torch.arange(8), labels.long()[some]]
+            loss = -torch.min(gain, torch.clamp(gain, 0.8, 1.2)).mean()
+            job.optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(job.model.parameters(), 0.5)
+            job.optimizer.step()
+    return np.mean(shares), loss.item()
 
 
 def deletes_in_a_turn(job: Job, loader: Batches, epoch: int) -> Any:
@@ -731,6 +776,8 @@ BODIES = [
     names_twice,
     sums_on_the_way,
     fills_a_list_on_the_way,
+    fills_lists_of_its_own,
+    as_ppo_has_it,
     weighs,
     of_wrapped,
     accumulates,

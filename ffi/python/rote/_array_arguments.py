@@ -16,7 +16,7 @@ from __future__ import annotations
 import ast
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -72,13 +72,20 @@ class ArrayArguments:
         for name in self._uses:
             place = code.co_varnames.index(name) - self._bound
             if name in kwargs:
-                if type(kwargs[name]) is kind and (copied := _copied(kwargs[name])) is not None:
-                    more = dict(kwargs) if more is None else more
-                    more[name] = copied
+                value = kwargs[name]
             elif 0 <= place < min(len(args), code.co_argcount - self._bound):
-                if type(args[place]) is kind and (copied := _copied(args[place])) is not None:
-                    left = list(args) if left is None else left
-                    left[place] = copied
+                value = args[place]
+            else:
+                continue
+            copied = _copied(value) if type(value) is kind else None
+            if copied is None:
+                continue
+            if name in kwargs:
+                more = dict(kwargs) if more is None else more
+                more[name] = copied
+            else:
+                left = list(args) if left is None else left
+                left[place] = copied
         if left is None and more is None:
             return None
         return args if left is None else tuple(left), kwargs if more is None else more
@@ -119,6 +126,15 @@ class RecordedArrays:
 
     def __bool__(self) -> bool:
         return bool(self._found)
+
+    def in_memory(self, taken: Iterable[tuple[int, int]]) -> None:
+        """Notes which arrays lie in memory that tensors of the step have too, from one address to another: ops may
+        write there."""
+        for begin, end in taken if self._found else ():
+            for name, (array, _) in self._found.items():
+                first, last = _bounds(array)
+                if first < end and begin < last:
+                    self._in_memory.add(name)
 
     def indexes(self, tensor: Any, key: Any, frame: types.FrameType) -> None:
         """PyTorch is about to index a tensor."""
@@ -184,9 +200,7 @@ NONE = RecordedArrays({}, {}, None)
 class _Tensors:
     """What a function finds by names that none of its statements sets."""
 
-    def __init__(
-        self, function: types.FunctionType | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, function: types.FunctionType | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         assert function is not None
         self._function, self.code = function, function.__code__
         names = self.code.co_varnames[: self.code.co_argcount]
@@ -254,7 +268,9 @@ def _bounds(array: Any) -> tuple[int, int]:
 def _set_in(node: Function) -> set[str]:
     """The variables and attributes that statements of a function set."""
     every = [each for each in ast.walk(node) if isinstance(each, ast.Name | ast.Attribute)]
-    names = {each.id if isinstance(each, ast.Name) else each.attr for each in every if not isinstance(each.ctx, ast.Load)}
+    names = {
+        each.id if isinstance(each, ast.Name) else each.attr for each in every if not isinstance(each.ctx, ast.Load)
+    }
     named = {name for each in ast.walk(node) for name in _otherwise_set(each)}
     return names | named
 
@@ -286,7 +302,7 @@ def _uses_in(function: types.FunctionType | None) -> dict[str, list[_Use]]:
     finder = _Finder(names, own and "torch" not in (*code.co_varnames, *code.co_cellvars, *code.co_freevars))
     for statement in node.body if isinstance(node.body, list) else []:
         finder.visit(statement)
-    return {name: uses for name, uses in finder.uses.items() if uses}
+    return finder.uses
 
 
 class _Finder(ast.NodeVisitor):
@@ -313,9 +329,9 @@ class _Finder(ast.NodeVisitor):
                 arrays = [part for part in parts if isinstance(part, ast.Name) and part.id in self.uses]
                 self._note(arrays, node, owner)
                 rest = [owner, *(part for part in parts if part not in arrays)]
-            case ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr=made), args=[ast.Name() as data, *more]) if (
-                made in _MADE and self._has_torch and data.id in self.uses
-            ):
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id="torch"), attr=made), args=[ast.Name() as data, *more]
+            ) if made in _MADE and self._has_torch and data.id in self.uses:
                 self._note([data], node, None)
                 rest = [*more, *(each.value for each in node.keywords)]
             case ast.Attribute(value=ast.Name(id=name), attr=attribute, ctx=ast.Load()) if attribute in _METADATA:

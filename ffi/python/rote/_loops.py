@@ -132,7 +132,7 @@ class _Loops:
         self._nonlocal = {name for each in every if isinstance(each, ast.Nonlocal) for name in each.names}
         self._live = Liveness(self._body)
         given = () if self._is_text else function.__code__.co_varnames[: function.__code__.co_argcount]
-        self._lists = own_lists(body, own.difference(given))
+        self._lists = own_lists(body, own - {*given})
         self._declared: list[ast.stmt] = [each for each in every if isinstance(each, ast.Global | ast.Nonlocal)]
         if shared:
             self._declared.append(ast.Global(sorted(shared & {*_rewrite.mentioned(self._body)})))

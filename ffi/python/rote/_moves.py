@@ -217,8 +217,10 @@ class Moves:
     def _may_move(self, move: _Move, behind: int) -> bool:
         later = self._body[move.place + 1 : behind]
         if move.kept is not None:
-            name = move.changes[0]
-            if (move.kept.is_number or (move.kept.is_list and name in self._lists)) and self._is_own(move, [*move.kept.later, *later]):
+            between = [*move.kept.later, *later]
+            if move.kept.is_number and self._is_own(move, between):
+                return True
+            if move.kept.is_list and move.changes[0] in self._lists.difference(mentioned(between)):
                 return True
             move.kept = None
         if not move.is_simple:

@@ -242,6 +242,7 @@ class Recording(Naming):
         self._watch.outside = Outside(self.with_grad, self.refuse, self._watch.used_up)
         extents = self.extents()
         self.check_storages(extents)
+        self.arrays.in_memory((begin, end) for begin, end, *_ in extents)
         given = _containers.all_of((self.args, self.kwargs))
         if not resumed:
             self._guard_call(structure)

@@ -26,10 +26,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from . import (
+    _array_arguments,
     _bridge,
     _decisions,
     _difference,
-    _array_arguments,
     _float_arguments,
     _found,
     _ranks,
