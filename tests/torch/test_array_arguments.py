@@ -167,6 +167,7 @@ def test_followed(expression: str, tmp_path: Path) -> None:
     check_right(script_of(use_of(expression, tmp_path)), replays=CALLS - 4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("expression", GUARDED)
 def test_guarded(expression: str, tmp_path: Path) -> None:
@@ -196,6 +197,7 @@ def test_in_the_memory_of_a_tensor() -> None:
     check_right(script)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("expression", ["t[i].sum() * t[:2]", "t[:, i].sum() * t[:2]", "t[:4] * torch.tensor(i).sum()"])

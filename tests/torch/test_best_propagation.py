@@ -170,7 +170,7 @@ SENT = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("sizes", "model"), SENT, ids=[f"{'x'.join(map(str, s))}-{name}" for s, name in SENT])
 def test_no_more_is_sent_than_with_dtensor(eight_ranks: None, sizes: tuple[int, ...], model: str) -> None:
     on, of = mesh_of(sizes), MODELS[model]

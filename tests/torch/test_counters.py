@@ -325,7 +325,7 @@ def test_counters_are_counted(body: Any) -> None:
     check_equal(training(body), replays=20)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("between", BETWEEN)
 @pytest.mark.parametrize("body", COUNTING + READING)
 def test_counters_are_right(body: Any, between: Between) -> None:

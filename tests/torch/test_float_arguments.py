@@ -256,7 +256,7 @@ def use_of(expression: str, directory: Path) -> Any:
     )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("expression", FOLLOWED)
 def test_followed(expression: str, tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_followed(expression: str, tmp_path: Path) -> None:
     check_right(script_of(use_of(expression, tmp_path)), replays=least)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("expression", GUARDED)
 def test_guarded(expression: str, tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ KINDS: list[Callable[[int], Any]] = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("name", ["step", "by_others", "by_any_name"])
 @pytest.mark.parametrize("kind", range(len(KINDS)))
@@ -348,7 +348,7 @@ def test_kinds_of_numbers(kind: int, name: str) -> None:
         assert found.steps[0].stats.replays >= 10, found.steps[0].stats
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("first", [float, np.float64])
 @pytest.mark.parametrize(

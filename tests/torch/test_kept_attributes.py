@@ -421,7 +421,7 @@ def script_of(keeps: Callable[..., Any], between: Callable[[Trainer, int], None]
     return script
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(20)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("between", BETWEEN)
 @pytest.mark.parametrize("keeps", KEEPS)

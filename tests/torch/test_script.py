@@ -214,6 +214,7 @@ def ran(directory: Path, *how: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *how], cwd=directory, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_scripts(name: str, tmp_path: Path) -> None:
     source, told = SCRIPTS[name]

@@ -239,7 +239,7 @@ def trained(seed: int) -> Script:
     return script
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.skipif(ORACLE_ONLY, reason="compares two ways of running")
 @pytest.mark.parametrize("part", range(0, TRAINERS, PART))
 def test_trainers(part: int) -> None:

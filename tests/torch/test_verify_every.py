@@ -109,7 +109,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.ranks(1, faults=True)
 @pytest.mark.parametrize("passes", ["default", "none"])
 @pytest.mark.parametrize(("op", "fault", "nth", "bound"), FAULTS)

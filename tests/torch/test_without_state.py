@@ -175,7 +175,7 @@ def script_of(
     return script
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("between", BETWEEN)
 @pytest.mark.parametrize("holder", HOLDERS)
