@@ -1,6 +1,7 @@
 """Loops over batches, in functions that train or evaluate, whose turns are captured: `rote.capture_loops`."""
 
 import contextlib
+import copy
 import math
 import random
 import threading
@@ -277,6 +278,81 @@ def as_ppo_has_it(job: Job, loader: Batches, epoch: int) -> Any:
             nn.utils.clip_grad_norm_(job.model.parameters(), 0.5)
             job.optimizer.step()
     return np.mean(shares), loss.item()
+
+
+class Environment:
+    """Goes on by the actions of a model."""
+
+    def __init__(self, loader: Batches) -> None:
+        self.places, self.place = torch.cat([x for x, _ in loader]), 0
+
+    def step(self, action: int) -> tuple[Tensor, float, bool]:
+        self.place = (self.place + action + 1) % len(self.places)
+        return self.places[self.place], self.place / 200, self.place % 5 == 0
+
+
+def sampled(memory: list[Any], numbers: random.Random) -> list[Tensor]:
+    some = numbers.sample(memory, 8)
+    values = [torch.as_tensor([each[part] for each in some]) for part in (1, 2)]
+    stacked = [torch.stack([each[part] for each in some]) for part in (0, 3)]
+    return [stacked[0], values[0][:, None], values[1], stacked[1]]
+
+
+def as_dqn_has_it(job: Job, loader: Batches, epoch: int) -> Any:
+    environment = Environment(loader)
+    memory: list[Any] = []
+    numbers = random.Random(epoch)
+    observation, loss, ends = environment.places[0], None, 0
+    target = copy.deepcopy(job.model)
+    for step in range(60):
+        with torch.no_grad():
+            action = int(job.model(observation[None])[0].argmax())
+        following, reward, ended = environment.step(action)
+        memory.append((observation, action, reward, following))
+        observation = following
+        ends += ended
+        if step > 8:
+            if step % 2 == 0:
+                observations, actions, rewards, followings = sampled(memory, numbers)
+                with torch.no_grad():
+                    best, _ = target(followings).max(dim=1)
+                    goal = rewards + 0.3 * best.clamp(-1, 1)
+                value = job.model(observations).gather(1, actions).squeeze()
+                loss = F.smooth_l1_loss(goal, value) * 0.1
+                if step % 20 == 0:
+                    job.log.append((step, loss.item(), value.mean().item(), ends))
+                job.optimizer.zero_grad()
+                loss.backward()
+                job.optimizer.step()
+                if step == 56 and epoch % 2:
+                    break
+            if step % 10 == 0:
+                for mine, other in zip(target.parameters(), job.model.parameters(), strict=True):
+                    mine.data.copy_(0.5 * other.data + 0.5 * mine.data)
+        job.steps += 1
+    return None if loss is None else loss.item(), step, ends, action
+
+
+def acts_and_returns(job: Job, loader: Batches, epoch: int) -> Any:
+    environment, total, count = Environment(loader), 0.0, 0
+    observation = environment.places[0]
+    while True:
+        count += 1
+        following, reward, ended = environment.step(count % 3)
+        if not ended:
+            loss = F.cross_entropy(job.model(observation[None]), torch.tensor([count % 4])) * (0.1 + reward)
+            job.optimizer.zero_grad()
+            loss.backward()
+            job.optimizer.step()
+            total += loss.item()
+            if count > 40:
+                return total, reward
+            kept = count
+        observation = following
+        total += reward * kept
+        if count > 50:
+            break
+    return total, observation
 
 
 def deletes_in_a_turn(job: Job, loader: Batches, epoch: int) -> Any:
@@ -778,6 +854,8 @@ BODIES = [
     fills_a_list_on_the_way,
     fills_lists_of_its_own,
     as_ppo_has_it,
+    as_dqn_has_it,
+    acts_and_returns,
     weighs,
     of_wrapped,
     accumulates,

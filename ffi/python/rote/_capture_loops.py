@@ -90,7 +90,8 @@ def capture_loops(fn: Callable[..., Any] | None = None, *, state: Any = None, **
     last op (``total += loss.item()``, ``if i % 100 == 0: print(...)``, ``break``) runs as it is written. The function
     may stay as it is. Usable as a call or as a decorator, also of a method.
 
-    The innermost loops that call ``backward`` are captured. If there are none, as in a function that evaluates, it is
+    The innermost loops that call ``backward`` are captured, or the blocks under ``if`` that train in loops which step
+    through an environment (``env.step(action)``). If there are none, as in a function that evaluates, it is
     the innermost ``for`` loops that set a variable to the result of a call.
 
     Args:

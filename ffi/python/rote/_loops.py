@@ -13,7 +13,7 @@ import copy
 import functools
 import types
 from collections.abc import Callable, Iterator, Set
-from typing import Any
+from typing import Any, TypeGuard
 
 from . import _rewrite
 from ._blocks import source_of
@@ -123,7 +123,11 @@ class _Loops:
         self._why: list[str] = []
         every = list(walk(self._body))
         self._loops = _chosen(self._body)
-        self._chosen = set(map(id, self._loops))
+        blocks = [(each, _block_that_trains(each)) for each in self._loops]
+        #: The loops whose turns are captured, and the blocks in others that are.
+        self._chosen = {id(block or loop) for loop, block in blocks}
+        # By the first statements of blocks: the variables that change in the loops around them.
+        self._changing = {id(block.body[0]): _changing(loop) for loop, block in blocks if block is not None}
         self._is_text = shared is not None
         self._uses = [each for each in every if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Store)]
         self._uses += [e.target for e in every if isinstance(e, ast.AugAssign) and isinstance(e.target, ast.Name)]
@@ -172,12 +176,15 @@ class _Loops:
             case ast.For() | ast.While() if id(node) in self._chosen:
                 made = self._loop(node, known, handled)
                 return made, known
+            case ast.If(body=body) if id(node) in self._chosen:
+                turn = ast.copy_location(ast.While(ast.Constant(True), body, []), node)
+                node.body = self._turn(turn, known, handled, self._outside(turn), self._changing[id(body[0])])
             case ast.For(target=target, orelse=otherwise):
                 before = known.union(plain_names(target))
-                node.body = self._around(node.body, before, handled, self._live.at_end(node))
+                node.body = self._around(node.body, before, handled, self._live.at_end(node), _changing(node))
                 node.orelse, _ = self._block(otherwise, known, handled)
             case ast.While(orelse=otherwise):
-                node.body = self._around(node.body, known, handled, self._live.at_end(node))
+                node.body = self._around(node.body, known, handled, self._live.at_end(node), _changing(node))
                 node.orelse, _ = self._block(otherwise, known, handled)
             case ast.If(body=body, orelse=otherwise):
                 node.body, one = self._block(body, known, handled)
@@ -209,30 +216,44 @@ class _Loops:
     # -- loops ------------------------------------------------------------------------
 
     def _around(
-        self, body: list[ast.stmt], known: set[str], handled: Set[str] | None, later: Set[str]
+        self,
+        body: list[ast.stmt],
+        known: set[str],
+        handled: Set[str] | None,
+        later: Set[str],
+        changing: Set[str] = frozenset(),
     ) -> list[ast.stmt]:
         """The statements of a function, or of a loop around others, with what stands behind these captured too if they
-        leave the optimizer's step to it. ``later``: the variables that may be read behind all."""
+        leave the optimizer's step to it. ``later``: the variables that may be read behind all; ``changing``: those that
+        the loop sets."""
         rest = _rest(body, self._loops)
         made, known_behind = self._block(body[: len(body) - len(rest)], known, handled)
         if not rest or known_behind is None:
             return [*made, *rest]
         turn = ast.copy_location(ast.While(ast.Constant(True), rest, []), rest[0])
-        return [*made, *self._turn(turn, known_behind, handled, later)]
+        return [*made, *self._turn(turn, known_behind, handled, later, changing)]
 
     def _loop(self, loop: Loop, known: set[str], handled: Set[str] | None) -> list[ast.stmt]:
         targets = plain_names(loop.target) if isinstance(loop, ast.For) else []
         loop.body = self._turn(loop, known.union(targets), handled, self._live.behind(loop))
         return [loop]
 
-    def _turn(self, loop: Loop, known: set[str], handled: Set[str] | None, later: Set[str]) -> list[ast.stmt]:
-        """The body of a loop that calls a captured turn; the body as it is where that cannot be."""
+    def _turn(
+        self,
+        loop: Loop,
+        known: set[str],
+        handled: Set[str] | None,
+        later: Set[str],
+        changing: Set[str] = frozenset(),
+    ) -> list[ast.stmt]:
+        """The body of a loop that calls a captured turn; the body as it is where that cannot be. ``changing``: what a
+        loop around it sets."""
         why = self._why_not(loop, handled)
         if why:
             self._why.append(f"the loop in line {loop.lineno} {why}")
             return loop.body
         number = len(self.used) // 2
-        turn = _Turn(loop, self._own, known, later, self._declared)
+        turn = _Turn(loop, self._own, known, later, self._declared, changing & self._own)
         cells = [types.CellType() for _ in turn.found]
         function = _rewrite.made_of(
             self._function,
@@ -351,6 +372,32 @@ def _chosen(body: list[ast.stmt]) -> list[Loop]:
     return [each for each in found if known.isdisjoint(map(id, walk(each.body)))]
 
 
+def _changing(loop: Loop) -> set[str]:
+    """The variables that a loop sets."""
+    return names_set(loop.body).union(plain_names(loop.target) if isinstance(loop, ast.For) else ())
+
+
+def _block_that_trains(loop: Loop) -> ast.If | None:
+    """The block under `if` in which a loop trains, if in its other statements the loop steps through an environment:
+    `observation, reward, *_ = env.step(action)`."""
+    found: ast.If | None = None
+    body = loop.body
+    while True:
+        training = [each for each in body if any(map(_goes_backward, outer_nodes([each])))]
+        block = training[0] if len(training) == 1 else None
+        if not isinstance(block, ast.If) or any(map(_goes_backward, outer_nodes(block.orelse))):
+            break
+        found, body = block, block.body
+    losses = {each.value.id for each in outer_nodes(body) if _goes_backward(each) and isinstance(each.value, ast.Name)}
+    outside = {id(each) for each in walk(body)}
+    acts = any(
+        isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr == "step" and each.args
+        for each in outer_nodes(loop.body)
+        if id(each) not in outside
+    )
+    return found if acts and losses and losses <= names_set(body) else None
+
+
 def _rest(body: list[ast.stmt], chosen: list[Loop]) -> list[ast.stmt]:
     """What stands behind the last of the chosen loops in statements, if these leave the optimizer's step to it, as
     gradients are accumulated; nothing otherwise."""
@@ -377,7 +424,11 @@ def outer_nodes(body: list[ast.stmt]) -> Iterator[ast.AST]:
 
 
 def _trains(loop: Loop) -> bool:
-    return any(isinstance(each, ast.Attribute) and each.attr == "backward" for each in outer_nodes(loop.body))
+    return any(map(_goes_backward, outer_nodes(loop.body)))
+
+
+def _goes_backward(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    return isinstance(node, ast.Attribute) and node.attr == "backward"
 
 
 def _calls_something(loop: Loop) -> bool:
@@ -388,17 +439,26 @@ def _calls_something(loop: Loop) -> bool:
 class _Turn:
     """What one turn of a loop does, as a function."""
 
-    def __init__(self, loop: Loop, own: Set[str], known: set[str], later: Set[str], declared: list[ast.stmt]) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        own: Set[str],
+        known: set[str],
+        later: Set[str],
+        declared: list[ast.stmt],
+        changing: Set[str],
+    ) -> None:
         """``known``: the variables that are set where a turn begins; ``later``: those that may be read behind it;
-        ``declared``: which are others' variables."""
+        ``declared``: which are others' variables; ``changing``: what a loop around it sets."""
         self._loop, self._known = loop, known
         body = loop.body
         targets = plain_names(loop.target) if isinstance(loop, ast.For) else []
         set_ = names_set(body) & own
         used = [name for name in mentioned(body) if name in own]
-        self._taken = [name for name in used if name in set_.union(targets) and _first_use(name, body) == _READ]
+        others = set_.union(targets, changing)  # than in the turn before
+        self._taken = [name for name in used if name in others and _first_use(name, body) == _READ]
         self._unsure = [name for name in self._taken if name not in known]
-        self.found = [name for name in used if name not in set_.union(targets)]
+        self.found = [name for name in used if name not in set_.union(targets, self._taken)]
         """The variables that a turn only reads."""
         gone = _rewrite.deleted(body).intersection(targets)  # the `for` statement sets them again
         left = [name for name in used if name in set_ and (name in later or name in self._taken) and name not in gone]
