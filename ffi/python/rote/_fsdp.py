@@ -54,6 +54,8 @@ _ATTRIBUTES: dict[str, _Read] = {
     "all_gather_stream": _Read.WHICH,
     "reduce_scatter_stream": _Read.WHICH,
     "all_reduce_stream": _Read.WHICH,
+    # Another dict after every backward, in PyTorch 2.13: empty where a step begins and ends (`unrest`).
+    "_last_post_reduce_events": _Read.NOT,
     # Lists of tensors, whose memory is taken and filled in every step.
     "all_gather_outputs": _Read.NOT,
     "_all_gather_output": _Read.WHICH,
