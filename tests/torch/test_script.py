@@ -269,7 +269,10 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 def test_on_two_ranks(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(MODEL + PARALLEL + TEXT + LEFT + "dist.destroy_process_group()\n")
     run = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    eager = ran(tmp_path, *run, "train.py")
+    for _ in range(3):  # PyTorch itself aborts at the end now and then ("terminate called")
+        eager = ran(tmp_path, *run, "train.py")
+        if eager.returncode == 0:
+            break
     told = [(tmp_path / f"told by {rank}").read_text() for rank in (0, 1)]
     found = ran(tmp_path, *run, "-m", "rote", "train.py")
     assert (eager.returncode, found.returncode) == (0, 0), eager.stderr + found.stderr
