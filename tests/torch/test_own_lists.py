@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 import torch.nn.functional as F
 from oracle import check_right
 from test_loops import Batches, Job, captured, script_of
@@ -111,6 +112,38 @@ def list_held_behind(job: Job, loader: Batches, epoch: int) -> Any:
     return losses
 
 
+def list_before_the_turn_ends_early(job: Job, loader: Batches, epoch: int) -> Any:
+    losses, shares, total = [], [], 0.0
+    for i, (x, y) in enumerate(loader):
+        job.optimizer.zero_grad()
+        output = job.model(x)
+        loss = F.cross_entropy(output, y)
+        losses.append(loss.item())
+        with torch.no_grad():
+            shares += [output.mean().item()]
+        total += loss.item()
+        if i % 5 == 4:
+            continue
+        loss.backward()
+        job.optimizer.step()
+        if i == 11 and epoch % 2:
+            break
+    return losses, shares, total
+
+
+def list_alone_before_the_turn_ends_early(job: Job, loader: Batches, epoch: int) -> Any:
+    losses = []
+    for i, (x, y) in enumerate(loader):
+        job.optimizer.zero_grad()
+        loss = F.cross_entropy(job.model(x), y)
+        losses.append(loss.item())
+        if i % 5 == 4:
+            continue
+        loss.backward()
+        job.optimizer.step()
+    return losses
+
+
 def list_passed_on(job: Job, loader: Batches, epoch: int) -> Any:
     losses = []
 
@@ -134,6 +167,8 @@ CASES = [
     list_seen_by_a_function,
     list_held_by_a_turn,
     list_held_behind,
+    list_before_the_turn_ends_early,
+    list_alone_before_the_turn_ends_early,
     list_passed_on,
 ]
 

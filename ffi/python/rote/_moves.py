@@ -220,7 +220,8 @@ class Moves:
             between = [*move.kept.later, *later]
             if move.kept.is_number and self._is_own(move, between):
                 return True
-            if move.kept.is_list and move.changes[0] in self._lists.difference(mentioned(between)):
+            stays = any(isinstance(each, ast.Return) for each in walk(between))  # the end of the ops may not be reached
+            if move.kept.is_list and not stays and move.changes[0] in self._lists.difference(mentioned(between)):
                 return True
             move.kept = None
         if not move.is_simple:
