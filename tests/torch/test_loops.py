@@ -1129,17 +1129,25 @@ def test_what_people_are_told() -> None:
 
 
 CLASS = """
+import numpy as np
 import torch
 
 COUNT = 0
 
+class Environment:
+    place = 0
+
+    def step(self, by):
+        self.place += by
+        return self.place
+
 class Drawn:
     def __init__(self):
         self.weight, self.held = torch.ones(3), torch.zeros(3)
-        self.total, self.seen = 0.0, []
+        self.total, self.seen, self.kept = 0.0, [], []
 
     def helps(self, y):
-        self.held.add_(y.detach())
+        self.held.add_(y.detach(), alpha=1 + len(self.kept) % 2)
         return y * self.weight
 
     def backward(self, y):
@@ -1152,11 +1160,15 @@ class Drawn:
     def run(self, loader, scale=2.0):
         global COUNT
         total, last, n, kept = 0.0, None, 0, torch.zeros(3)
+        losses, marks = [], []
+        environment, table = Environment(), torch.arange(36.0).sin().view(12, 3)
+        places = (np.arange(12) * 5 + self.seen.__len__()) % 12
 {before}
         for i, x in enumerate(loader):
+            some = places[i % 4 : i % 4 + 3]
 {body}
 {behind}
-        return total, last, n, kept{returned}
+        return total, last, n, kept, losses, marks{returned}
 """
 
 
@@ -1164,6 +1176,7 @@ def drawn(seed: int) -> str:
     """A random loop: ops and the host in any order, variables that are carried, or set in some turns only."""
     draw = random.Random(seed)
     names, numbers, maybe = ["x", "kept", "x"], ["total", "scale", "n", "i", "self.total"], []
+    names += draw.choice([[], [], ["table[some].mean(0)", "table[some, 1]"]])
 
     def indented(lines: list[str], by: int = 1) -> list[str]:
         return ["    " * by + line for line in lines]
@@ -1176,8 +1189,10 @@ def drawn(seed: int) -> str:
         return draw.choice(forms)
 
     def ops() -> list[str]:
-        kind = draw.randrange(11)
+        kind = draw.randrange(12)
         name = f"t{len(names)}"
+        if kind == 11:
+            return fills()
         if kind < 3:
             line = draw.choice([f"{name} = {tensor()} * 1.5", f"{name} = self.helps({tensor()})"])
             names.append(name)
@@ -1204,8 +1219,31 @@ def drawn(seed: int) -> str:
             return [f"if i % {draw.randint(3, 5)} == 2:", "    n += 1", "    continue"]
         return [f"x = x + {tensor()}"]
 
+    def fills() -> list[str]:
+        value = draw.choice([f"{tensor()}.sum().item()", f"({tensor()} * 2).mean().item() + 1", number()])
+        fill = draw.choice([f"losses.append({value})", f"losses += [{value}, {number()}]", f"marks += [{value}]"])
+        in_block = ["with torch.no_grad():", f"    inner = {tensor()}.sum()", f"    {fill}", "    x = x * 1.0"]
+        return in_block if draw.random() < 0.4 else [fill]
+
     def host() -> list[str]:
-        kind = draw.randrange(12)
+        kind = draw.randrange(15)
+        if kind == 12:
+            return fills()
+        if kind == 13:
+            return draw.choice(
+                [
+                    ["n += len(losses)"],
+                    ["if len(marks) % 3 == 1:", "    n += 1"],
+                    ["total += sum(marks)"],
+                    ["losses = []"],
+                    ["self.kept = losses"],
+                    ["marks[-1:] = []"],
+                ]
+            )
+        if kind == 14:
+            return [
+                draw.choice(["total += float(some.sum())", "n += int(some[0])", "places[:2] = places[1], places[0]"])
+            ]
         if kind < 2:
             return [f"total += {number()}"]
         if kind == 2:
@@ -1237,6 +1275,16 @@ def drawn(seed: int) -> str:
         behind_it = [*(line for _ in range(draw.randint(0, 2)) for line in [*ops(), *host()]), "self.step()"]
         behind_it += [line for _ in range(draw.randint(0, 3)) for line in host()]
         body = ["for micro in range(3):", *indented([*body, f"self.backward({tensor()})"]), *behind_it]
+    elif draw.random() < 0.3:  # it trains in a block
+        body += [
+            f"loss = {tensor()} * 2",
+            "loss.backward",
+            *(line for _ in range(draw.randint(0, 2)) for line in host()),
+        ]
+        around = [line for _ in range(draw.randint(0, 2)) for line in host()]
+        test = draw.choice(["place % 3:", "i > 2:", "n < 20:", "place % 3 and i != 7:"])
+        body = ["place = environment.step(i)", *around, f"if {test}", *indented(body)]
+        body += [line for _ in range(draw.randint(0, 2)) for line in [*ops(), *host()]]
     before = [draw.choice(["inner = 1.0", "value = 0", "x = torch.zeros(3)", "scale = scale + 1"])]
     unset = [name for name in names if name.startswith("t")]
     returned = f", {draw.choice(unset)}" if unset and draw.random() < 0.3 else ""

@@ -29,7 +29,7 @@ _LEFT = "_what a turn has left"
 _MORE = "_what else a turn has left"
 _INTERRUPT = "KeyboardInterrupt"
 _READ, _SET = "read", "set"  # what statements do with a variable first
-_NEXT, _BREAK, _RETURN = range(3)
+_NEXT, _BREAK, _RETURN, _CONTINUE = range(4)
 # Calls that keep functions passed to them.
 _KEEPING = frozenset(
     {
@@ -535,6 +535,8 @@ class _Turn:
             made.append(ast.If(_is_there(3), entries, []))
         if ast.Break in self._has:
             made.append(ast.If(_is(_BREAK), [ast.Break()], []))
+        if ast.Continue in self._has:  # of a block: there is more behind it
+            made.append(ast.If(_is(_CONTINUE), [ast.Continue()], []))
         return made
 
 
@@ -581,7 +583,7 @@ class _Exits(ast.NodeTransformer):
         return [_placed(each, node) for each in self._ends(_RETURN, node.value)]
 
     def visit_Continue(self, node: ast.Continue) -> Any:
-        return [_placed(each, node) for each in self._ends(_NEXT, None)]
+        return [_placed(each, node) for each in self._ends(_CONTINUE, None)]
 
     def visit_Break(self, node: ast.Break) -> Any:
         return [_placed(each, node) for each in self._ends(_BREAK, None)]
