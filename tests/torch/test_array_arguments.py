@@ -176,6 +176,45 @@ def test_guarded(expression: str, tmp_path: Path) -> None:
     check_right(script)
 
 
+def by_two_names(t: torch.Tensor, i: Any, j: Any) -> torch.Tensor:
+    return t[i] - 2 * t[j]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("same", [lambda call: call < 8, lambda call: call % 5 == 0, lambda call: call > 7])
+def test_one_array_by_two_names(same: Callable[[int], bool]) -> None:
+    def script(capture: Capture) -> Calls:
+        step, numbers = capture(by_two_names), np.random.default_rng(0)
+        for call in range(24):
+            i = numbers.integers(0, 8, 4)
+            yield step(torch.randn(10, 8), i, i if same(call) else numbers.integers(0, 8, 4))
+
+    check_right(script, replays=12)
+
+
+def goes_into_a_gradient(t: torch.Tensor, i: Any, y: Any) -> list[Any]:
+    w, table = torch.tensor(y, requires_grad=True), t.requires_grad_()
+    (table[i, 0] * w * w).sum().backward()
+    return [w.grad, table.grad]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("options", [{}, {"verify": 4}, {"verify_every": 3}, {"passes": "all"}, {"plans": True}])
+def test_settings(options: dict[str, Any], tmp_path: Path) -> None:
+    def script(capture: Capture) -> Calls:
+        step, numbers = capture(goes_into_a_gradient, **options), np.random.default_rng(0)
+        for call in range(20):
+            try:
+                yield step(torch.randn(10, 8), numbers.integers(-3, 8, 4) + 4 * (call == 15), numbers.random(4))
+            except IndexError as error:
+                yield str(error)
+
+    if "plans" in options:
+        options = {"plans": str(tmp_path)}
+        check_right(script, replays=10)
+    check_right(script, replays=10)
+
+
 def moves_on(t: torch.Tensor, i: Any) -> torch.Tensor:
     """The array lies in the memory of an argument that is written."""
     first = t[i]

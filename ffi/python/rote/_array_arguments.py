@@ -69,6 +69,9 @@ class ArrayArguments:
         code, kind = self._function.__code__, numpy.ndarray
         left: list[Any] | None = None
         more: dict[str, Any] | None = None
+        copies: dict[
+            int, torch.Tensor | None
+        ] = {}  # one for an array that is passed twice: then it is guarded that it is
         for name in self._uses:
             place = code.co_varnames.index(name) - self._bound
             if name in kwargs:
@@ -77,7 +80,11 @@ class ArrayArguments:
                 value = args[place]
             else:
                 continue
-            copied = _copied(value) if type(value) is kind else None
+            if type(value) is not kind:
+                continue
+            if id(value) not in copies:
+                copies[id(value)] = _copied(value)
+            copied = copies[id(value)]
             if copied is None:
                 continue
             if name in kwargs:

@@ -655,7 +655,7 @@ class Watch:
             data = args[at] if len(args) > at else kwargs.get("data")
             self.number = self.followed(data) if is_own else None
             self.literals = int(self.number is not None or (is_own and _literals.is_literal(data)))
-            follows = is_own and bool(self.arrays)
+            follows = is_own and bool(self.arrays) and in_step()
             if follows:
                 self.arrays.made(data, sys._getframe(1))
             try:
@@ -674,7 +674,7 @@ class Watch:
         self.literals = _literals.in_index(*given) if given else 0
         if not given:
             self.arrays.taken()
-        elif self.arrays:
+        elif self.arrays and in_step():
             self.arrays.indexes(given[0], given[1], sys._getframe(1))
 
     def _refused(self, op: str, original: Callable[..., Any], reason: str, remedy: str) -> Callable[..., Any]:
