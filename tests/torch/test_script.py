@@ -316,7 +316,7 @@ def drawn(seed: int) -> str:
         return draw.choice([f"{tensor()}.sum().item()", "total", "n", "i", "len(seen)"])
 
     def op() -> list[str]:
-        kind, name = draw.randrange(7), f"t{len(names)}"
+        kind, name = draw.randrange(8), f"t{len(names)}"
         if kind < 2:
             made = f"{name} = {tensor()} * 1.5 + {tensor()}"
             names.append(name)
@@ -327,7 +327,15 @@ def drawn(seed: int) -> str:
             [f"if i % {draw.randint(2, 4)} == 1:", f"    held.add_({tensor()})"],
             [f"x = x + {tensor()}"],
             [f"if i % {draw.randint(3, 5)} == 2:", "    n += 1", "    continue"],
+            fills(),
         ][kind - 2]
+
+    def fills() -> list[str]:
+        fill = draw.choice(
+            [f"losses.append({number()})", f"losses += [{number()}, {number()}]", f"marks += [{number()}]"]
+        )
+        in_block = ["with torch.no_grad():", f"    inner = {tensor()}.sum()", f"    {fill}", "    x = x * 1.0"]
+        return in_block if draw.random() < 0.4 else [fill]
 
     def host() -> list[str]:
         return draw.choice(
@@ -340,6 +348,9 @@ def drawn(seed: int) -> str:
                 ["if n % 4 == 3:", f"    seen.append(f'{{{number()}:.3f}}')"],
                 [f"if i == {draw.randint(6, 20)}:", "    break"],
                 ["hook = lambda: (n, total)", "seen.append(hook())", "del seen[:-3]"],
+                ["n += len(losses)"],
+                ["total += sum(marks)"],
+                fills(),
             ]
         )
 
@@ -351,10 +362,14 @@ def drawn(seed: int) -> str:
         behind = [line for _ in range(draw.randint(0, 2)) for line in [*op(), *host()]]
         behind += ["optimizer.step()", *(line for _ in range(draw.randint(0, 3)) for line in host())]
         body = ["for micro in range(3):", *("    " + line for line in body), *behind]
-    looks = draw.sample(["total", "last", "n", "kept.clone()", "count"], draw.randint(1, 3))
-    text = "for epoch in range(4):\n    for i, x in enumerate(torch.randn(3) for _ in range(12)):\n"
+    looks = draw.sample(
+        ["total", "last", "n", "kept.clone()", "count", *["len(losses)"] * (seed % 2)], draw.randint(1, 3)
+    )
+    text = "for epoch in range(4):\n    losses, marks = [], []\n"
+    text += "    for i, x in enumerate(torch.randn(3) for _ in range(12)):\n"
     text += textwrap.indent("\n".join(body), "        ")
     text += "\n    told.append((total, last, n, kept.clone(), count, [*seen], weight.clone(), held.clone(), i, x))\n"
+    text += "    told.append(f'{losses} {marks}')\n"
     if draw.random() < 0.3:
         text = "with torch.no_grad():\n" + textwrap.indent(text, "    ")
     return HEAD.format(looks=", ".join(looks)) + text

@@ -135,8 +135,9 @@ class _Loops:
         self._captured = [(id(each), _rewrite.seen_by(each)) for each in inner]
         self._nonlocal = {name for each in every if isinstance(each, ast.Nonlocal) for name in each.names}
         self._live = Liveness(self._body)
-        given = () if self._is_text else function.__code__.co_varnames[: function.__code__.co_argcount]
-        self._lists = own_lists(body, own - {*given})
+        code = function.__code__
+        mine = own - {*code.co_varnames[: code.co_argcount]} if shared is None else names_set(body) - shared
+        self._lists = own_lists(body, mine)
         self._declared: list[ast.stmt] = [each for each in every if isinstance(each, ast.Global | ast.Nonlocal)]
         if shared:
             self._declared.append(ast.Global(sorted(shared & {*_rewrite.mentioned(self._body)})))
