@@ -144,6 +144,51 @@ def list_alone_before_the_turn_ends_early(job: Job, loader: Batches, epoch: int)
     return losses
 
 
+def by_a_hook(register: Callable[[Job, Any, Any], Any]) -> Callable[..., Any]:
+    """What a hook looks at in the backward pass, for the next turn's loss."""
+
+    def body(job: Job, loader: Batches, epoch: int) -> Any:
+        losses: list[float] = []
+        seen = []
+        handle = register(job, None, lambda *_: seen.append(len(losses)))
+        for x, y in loader:
+            job.optimizer.zero_grad()
+            output = job.model(x)
+            if handle is None:
+                register(job, output, lambda *_: seen.append(len(losses)))
+            loss = F.cross_entropy(output, y) * (1.0 + 0.1 * (sum(seen) % 3))
+            losses.append(loss.item())
+            loss.backward()
+            job.optimizer.step()
+        if handle is not None:
+            handle.remove()
+        return losses, seen
+
+    return body
+
+
+class Looks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * (1.0 + 0.1 * (len(HOLDER.held) % 3))
+
+
+def list_seen_by_a_function_of_autograd(job: Job, loader: Batches, epoch: int) -> Any:
+    losses: list[float] = []
+    HOLDER.held = losses
+    for x, y in loader:
+        job.optimizer.zero_grad()
+        loss = F.cross_entropy(Looks.apply(job.model(x)), y)
+        losses.append(loss.item())
+        loss.backward()
+        job.optimizer.step()
+    return losses
+
+
 def list_passed_on(job: Job, loader: Batches, epoch: int) -> Any:
     losses = []
 
@@ -169,8 +214,30 @@ CASES = [
     list_held_behind,
     list_before_the_turn_ends_early,
     list_alone_before_the_turn_ends_early,
+    list_seen_by_a_function_of_autograd,
     list_passed_on,
 ]
+
+
+HOOKS: dict[str, Callable[[Job, Any, Any], Any]] = {
+    "of the model": lambda job, _, look: job.model.register_full_backward_hook(look),
+    "of a layer": lambda job, _, look: job.model[0].register_full_backward_hook(look),
+    "before a layer": lambda job, _, look: job.model[3].register_full_backward_pre_hook(look),
+    "of a parameter": lambda job, _, look: job.model[0].weight.register_hook(look),
+    "behind a parameter": lambda job, _, look: job.model[0].weight.register_post_accumulate_grad_hook(look),
+    "of the optimizer": lambda job, _, look: job.optimizer.register_step_pre_hook(look),
+    "of a result": lambda job, output, look: (output is not None and output.register_hook(look) and None) or None,
+    "of a node": lambda job, output, look: (output is not None and output.grad_fn.register_hook(look) and None) or None,
+    "before a node": lambda job, output, look: (
+        (output is not None and output.grad_fn.register_prehook(look) and None) or None
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("name", HOOKS)
+def test_seen_by_a_hook(name: str) -> None:
+    check_right(script_of(by_a_hook(HOOKS[name])), captured)
 
 
 @pytest.mark.filterwarnings("ignore:rote")

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from . import _blocks, _introspect, _memory, _rewrite
+from . import _blocks, _introspect, _memory, _modules, _rewrite
 from ._frames import TORCH
 from ._reads import Reads, is_plain
 from ._rewrite import mentioned, named, names_set, walk
@@ -59,7 +59,8 @@ class Moved:
         if self.needs is None:
             return True
         try:
-            parts = *(tensor for _, tensor in state.tensors()), *(module for _, module in state.modules)
+            inner = (module for _, module in _modules.within_each(state.modules))
+            parts = *(tensor for _, tensor in state.tensors()), *inner
             plain = all(_is_plain(_found(original, chain, args, kwargs), name) for chain, name in self.needs)
             return plain and not any(map(_has_hooks, parts))
         except Exception:  # of objects that may be anything
@@ -112,6 +113,8 @@ class Moves:
         self._known = self._own.union(code.co_cellvars, code.co_freevars, _FUNCTIONS)
         self._found = {place: move for place, each in enumerate(body) if (move := _move(place, each)) is not None}
         self._place = -1
+        #: The statements that have called code of the script's, or may have.
+        self.calling: set[int] = set()
         self._reads = Reads()
         self._kinds: set[type] = set()  # classes whose objects are watched
         self._read: dict[int, set[tuple[int, str]]] = {}  # of objects, by their identities: where, and what
@@ -231,7 +234,12 @@ class Moves:
             return False
         if not move.changeable.isdisjoint(mentioned(later)):
             return False
-        if any(self._needs(each) is None for each in self._others(move.place, behind)):
+        others = self._others(move.place, behind)
+        if any(self._needs(each) is None for each in others):
+            return False
+        if any(self._body[place] in others for place in self.calling):  # hooks, functions of autograd
+            return False
+        if any(isinstance(each, ast.Attribute) and each.attr.startswith("register") for each in walk(self._body)):
             return False
         if len(move.changes) == 1 and not move.method:
             return self._is_own(move, later)

@@ -17,6 +17,7 @@ import torch
 
 from . import _blocks, _memory, _moves, _results, _returns, _tails
 from ._bridge import bridge
+from ._executed_code import ExecutedCode
 from ._module_regions import ModuleRegions
 from ._recording import Recording
 from ._step import RecordingRefused, Stats, Step, cause_of
@@ -567,14 +568,27 @@ class _Statements:
         self._problem: Exception | None = None
         source = _blocks.source_of(step.function)
         self._moves = None if source is None else _moves.Moves(source[0], source[2])
+        self._executed = ExecutedCode()  # by the present one
+        self._place = -1
         bridge().count_ops()
 
     def mark(self, place: int) -> None:
         """A statement is about to run, in the frame that calls this; or, below 0, the call has ended."""
         try:
+            self._note_code()
             self._mark(place, sys._getframe(1) if place >= 0 else None)
+            self._place = place
+            if place >= 0:
+                self._executed = ExecutedCode()
+                self._executed.__enter__()
         except Exception as problem:  # which is not the step's
             self._problem = self._problem or problem
+
+    def _note_code(self) -> None:
+        """Notes whether the last statement has called code of the script's."""
+        self._executed.__exit__()
+        if self._moves is not None and self._place >= 0 and self._executed.codes != {}:
+            self._moves.calling.add(self._place)
 
     def _mark(self, place: int, frame: types.FrameType | None) -> None:
         if self._moves is not None:
