@@ -189,6 +189,23 @@ def list_seen_by_a_function_of_autograd(job: Job, loader: Batches, epoch: int) -
     return losses
 
 
+def list_of_tensors(job: Job, loader: Batches, epoch: int) -> Any:
+    losses, more, kept = [], [], []
+    weight = torch.ones((), requires_grad=True)
+    for x, y in loader:
+        job.optimizer.zero_grad()
+        loss = F.cross_entropy(job.model(x), y)
+        other = loss.detach() * 2
+        losses += [loss.item(), other]
+        with torch.no_grad():
+            more += [other.item() * weight]
+        kept.append(loss.item() * weight)
+        other.mul_(3)
+        loss.backward()
+        job.optimizer.step()
+    return losses, [(each.detach(), each.requires_grad) for each in [*more, *kept]]
+
+
 def list_passed_on(job: Job, loader: Batches, epoch: int) -> Any:
     losses = []
 
@@ -215,6 +232,7 @@ CASES = [
     list_before_the_turn_ends_early,
     list_alone_before_the_turn_ends_early,
     list_seen_by_a_function_of_autograd,
+    list_of_tensors,
     list_passed_on,
 ]
 

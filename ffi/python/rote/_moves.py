@@ -89,6 +89,7 @@ class _Kept:
     stays: list[ast.stmt]
     adds: ast.stmt
     later: list[ast.stmt]  # what stands behind it in its block
+    others: bool  # it adds more than numbers that are read and constants: that may be tensors
     is_number: bool = False  # the variable has been seen to hold one
     is_list: bool = False
 
@@ -345,16 +346,18 @@ def _in_block(place: int, block: ast.With) -> _Move | None:
     if len(found) != 1:
         return None
     i, move = found[0]
-    assert move.kept is not None
+    if move.kept is None or move.kept.others:  # which the block's mode is for
+        return None
     stays = copy.copy(block)
     stays.body = [*block.body[:i], *move.kept.stays, *block.body[i + 1 :]]
-    kept = _Kept([stays], move.kept.adds, [*block.body[i + 1 :], *move.kept.later])
+    kept = _Kept([stays], move.kept.adds, [*block.body[i + 1 :], *move.kept.later], others=False)
     return _Move(place, move.changes, "", frozenset(), kept=kept, is_simple=False)
 
 
 def _kept(node: ast.AugAssign | ast.Expr) -> _Kept | None:
     """A statement that adds to a variable in two, if it reads a tensor by ``.item()``."""
     stays: list[ast.stmt] = []
+    others = False
 
     def keep(value: ast.expr, is_read: bool) -> ast.expr:
         name = _blocks.kept_at(node, len(stays))
@@ -363,6 +366,7 @@ def _kept(node: ast.AugAssign | ast.Expr) -> _Kept | None:
         return _rewrite.loaded(name)
 
     def split(value: ast.expr) -> ast.expr:
+        nonlocal others
         match value:
             case ast.BinOp(left=left, op=op, right=right):
                 return ast.BinOp(split(left), op, split(right))
@@ -376,18 +380,32 @@ def _kept(node: ast.AugAssign | ast.Expr) -> _Kept | None:
                 return ast.List([split(each) for each in parts], ast.Load())
             case ast.Constant():
                 return value
+        others = True
         return keep(value, False)
 
     adds = copy.deepcopy(node)
     whole = adds.value.args[0] if isinstance(adds.value, ast.Call) and isinstance(node, ast.Expr) else adds.value
     if not any(isinstance(each, ast.Attribute) and each.attr == "item" for each in ast.walk(whole)):
         return None
+    parts = whole.elts if isinstance(whole, ast.List) else [whole] if isinstance(node, ast.Expr) else []
+    if not all(map(_is_new_number, parts)):
+        return None
     if isinstance(adds, ast.Expr):
         assert isinstance(adds.value, ast.Call)
         adds.value.args = [split(whole)]
     else:
         adds.value = split(whole)
-    return _Kept([ast.fix_missing_locations(each) for each in stays], ast.fix_missing_locations(adds), [])
+    return _Kept([ast.fix_missing_locations(each) for each in stays], ast.fix_missing_locations(adds), [], others)
+
+
+def _is_new_number(value: ast.expr) -> bool:
+    """Whether an expression makes what it gives, so that a list that holds it holds no tensor of others."""
+    match value:
+        case ast.Constant() | ast.BinOp() | ast.UnaryOp():
+            return True
+        case ast.Call(func=ast.Attribute(attr="item"), args=[], keywords=[]):
+            return True
+    return False
 
 
 def _reads(value: ast.expr) -> bool:
