@@ -237,6 +237,12 @@ CASES = [
 ]
 
 
+def of_output(what: Any, method: str, look: Any) -> None:
+    """Registers a hook with what a turn has made; there is nothing before the first one."""
+    if what is not None:
+        getattr(what, method)(look)
+
+
 HOOKS: dict[str, Callable[[Job, Any, Any], Any]] = {
     "of the model": lambda job, _, look: job.model.register_full_backward_hook(look),
     "of a layer": lambda job, _, look: job.model[0].register_full_backward_hook(look),
@@ -244,11 +250,9 @@ HOOKS: dict[str, Callable[[Job, Any, Any], Any]] = {
     "of a parameter": lambda job, _, look: job.model[0].weight.register_hook(look),
     "behind a parameter": lambda job, _, look: job.model[0].weight.register_post_accumulate_grad_hook(look),
     "of the optimizer": lambda job, _, look: job.optimizer.register_step_pre_hook(look),
-    "of a result": lambda job, output, look: (output is not None and output.register_hook(look) and None) or None,
-    "of a node": lambda job, output, look: (output is not None and output.grad_fn.register_hook(look) and None) or None,
-    "before a node": lambda job, output, look: (
-        (output is not None and output.grad_fn.register_prehook(look) and None) or None
-    ),
+    "of a result": lambda job, output, look: of_output(output, "register_hook", look),
+    "of a node": lambda job, output, look: of_output(getattr(output, "grad_fn", None), "register_hook", look),
+    "before a node": lambda job, output, look: of_output(getattr(output, "grad_fn", None), "register_prehook", look),
 }
 
 

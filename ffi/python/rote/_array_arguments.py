@@ -16,16 +16,18 @@ from __future__ import annotations
 import ast
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from . import _decisions, _introspect, _returns
+from . import _decisions, _introspect, _memory, _returns
 from ._literals import PLAIN
+from ._rewrite import names_set, of_comprehensions, walk
 from ._sources import Function, Position, arguments, names_in, node_of, position_in, position_of
+from ._verify import bits
 
 _LOOPS = (ast.For, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _MADE = frozenset({"tensor", "as_tensor", "asarray"})
@@ -69,9 +71,8 @@ class ArrayArguments:
         code, kind = self._function.__code__, numpy.ndarray
         left: list[Any] | None = None
         more: dict[str, Any] | None = None
-        copies: dict[
-            int, torch.Tensor | None
-        ] = {}  # one for an array that is passed twice: then it is guarded that it is
+        # One for an array that is passed twice: then it is guarded that it is.
+        copies: dict[int, torch.Tensor | None] = {}
         for name in self._uses:
             place = code.co_varnames.index(name) - self._bound
             if name in kwargs:
@@ -139,8 +140,7 @@ class RecordedArrays:
         write there."""
         for begin, end in taken if self._found else ():
             for name, (array, _) in self._found.items():
-                first, last = _bounds(array)
-                if first < end and begin < last:
+                if _overlap((begin, end), _memory.extent_of_buffer(array)):
                     self._in_memory.add(name)
 
     def indexes(self, tensor: Any, key: Any, frame: types.FrameType) -> None:
@@ -162,7 +162,10 @@ class RecordedArrays:
 
     def has_made(self, data: Any, tensor: torch.Tensor) -> None:
         """PyTorch has made a tensor of data."""
-        if id(data) in self._names and _shares(tensor, data):
+        if id(data) not in self._names or not tensor.is_cpu:
+            return
+        extent = _memory.extent_of_tensor(tensor)
+        if extent is not None and _overlap(extent[:2], _memory.extent_of_buffer(data)):
             self._in_memory.add(self._names[id(data)])
 
     def _takes(self, arrays: list[str], frame: types.FrameType) -> None:
@@ -187,7 +190,7 @@ class RecordedArrays:
         with unrecorded():
             expected = _COPY(copied, dtype=tensor.dtype, device=tensor.device)
             same = tensor.shape == expected.shape and tensor.stride() == expected.stride()
-            same = same and _bits(tensor).equal(_bits(expected))
+            same = same and bits(tensor).equal(bits(expected))
         return op if same else None
 
     def unfollowed(self) -> set[str]:
@@ -214,29 +217,15 @@ class _Tensors:
         self._given = {**dict(zip(names, args, strict=False)), **kwargs}
         node = node_of(self.code)
         self._set = _set_in(node) if node is not None else set()
-        self._own = {*self.code.co_varnames, *self.code.co_cellvars}
 
     def has(self, node: ast.expr) -> bool:
         """Whether an expression is a tensor."""
         while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _SAME:
             node = node.func.value
         chain = names_in(node)
-        return bool(chain) and self._set.isdisjoint(chain) and type(self._find(chain)) in PLAIN
-
-    def _find(self, chain: tuple[str, ...]) -> Any:
-        name, free = chain[0], self.code.co_freevars
-        try:
-            if name in free:
-                found = (self._function.__closure__ or ())[free.index(name)].cell_contents
-            elif name in self._own:
-                found = self._given.get(name)
-            else:
-                found = self._function.__globals__.get(name)
-            for each in chain[1:]:
-                found = _introspect.plain_value(found, each)
-        except (AttributeError, ValueError):
-            return None
-        return found
+        if not chain or not self._set.isdisjoint(chain):
+            return False
+        return type(_introspect.found_by_names(self._function, self._given, chain)) in PLAIN
 
 
 def _copied(array: Any) -> torch.Tensor | None:
@@ -249,51 +238,18 @@ def _copied(array: Any) -> torch.Tensor | None:
         return None
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return flat.view(torch.uint8) if flat.numel() else flat
-
-
-def _shares(tensor: torch.Tensor, array: Any) -> bool:
-    """Whether a tensor lies in the memory of an array."""
-    if not tensor.is_cpu or tensor.numel() == 0:
-        return False
-    begin = torch._C.TensorBase.data_ptr(tensor)
-    first, last = _bounds(array)
-    return first <= begin < last
-
-
-def _bounds(array: Any) -> tuple[int, int]:
-    """The addresses of the first byte of an array and behind the last one."""
-    first = last = array.__array_interface__["data"][0]
-    for size, stride in zip(array.shape, array.strides, strict=True):
-        first += min(0, (size - 1) * stride)
-        last += max(0, (size - 1) * stride)
-    return first, last + array.itemsize
+def _overlap(one: tuple[int, int] | None, other: tuple[int, int] | None) -> bool:
+    """Whether two extents in memory have a byte in common."""
+    return one is not None and other is not None and one[0] < other[1] and other[0] < one[1]
 
 
 def _set_in(node: Function) -> set[str]:
-    """The variables and attributes that statements of a function set."""
-    every = [each for each in ast.walk(node) if isinstance(each, ast.Name | ast.Attribute)]
-    names = {
-        each.id if isinstance(each, ast.Name) else each.attr for each in every if not isinstance(each.ctx, ast.Load)
+    """The variables and attributes that a function sets, or comprehensions in it."""
+    body = node.body if isinstance(node.body, list) else []
+    attributes = {
+        each.attr for each in walk(body) if isinstance(each, ast.Attribute) and not isinstance(each.ctx, ast.Load)
     }
-    named = {name for each in ast.walk(node) for name in _otherwise_set(each)}
-    return names | named
-
-
-def _otherwise_set(node: ast.AST) -> Iterator[str]:
-    match node:
-        case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
-            yield name
-        case ast.MatchMapping(rest=str(name)):
-            yield name
-        case ast.Import(names=names) | ast.ImportFrom(names=names):
-            yield from ((each.asname or each.name).partition(".")[0] for each in names)
-        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-            yield name
-        case ast.Global(names=names) | ast.Nonlocal(names=names):
-            yield from names
+    return names_set(body) | of_comprehensions(node) | attributes
 
 
 def _uses_in(function: types.FunctionType | None) -> dict[str, list[_Use]]:

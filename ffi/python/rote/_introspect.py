@@ -10,7 +10,7 @@ import inspect
 import sys
 import types
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from . import _code
@@ -114,6 +114,26 @@ def plain_value(holder: Any, name: str) -> Any:
         if name in held:
             return held[name]
     return _not_there(name) if of_class is _NOTHING else of_class
+
+
+def found_by_names(function: types.FunctionType, given: Mapping[str, Any], chain: Sequence[str]) -> Any:
+    """What names stand for at the begin of a call of a function that takes ``given``, found without any code; None if
+    that is not known."""
+    code, (name, *more) = function.__code__, chain
+    try:
+        if name in given:
+            found = given[name]
+        elif name in code.co_freevars:
+            found = (function.__closure__ or ())[code.co_freevars.index(name)].cell_contents
+        elif name in (*code.co_varnames, *code.co_cellvars):
+            return None
+        else:
+            found = function.__globals__.get(name)
+        for each in more:
+            found = plain_value(found, each)
+    except (AttributeError, ValueError):
+        return None
+    return found
 
 
 def _not_there(name: str) -> Any:

@@ -279,22 +279,9 @@ def _found(function: Any, chain: Chain, args: tuple[Any, ...], kwargs: dict[str,
     plain = _rewrite.plain_function(function)
     if plain is None:
         return None
-    code = plain.__code__
+    places = plain.__code__.co_varnames[: plain.__code__.co_argcount]
     bound = (function.__self__,) if type(function) is types.MethodType else ()
-    given = {**dict(zip(code.co_varnames[: code.co_argcount], (*bound, *args), strict=False)), **kwargs}
-    cells = dict(zip(code.co_freevars, plain.__closure__ or (), strict=True))
-    try:
-        if chain[0] in given:
-            found = given[chain[0]]
-        elif chain[0] in cells:
-            found = cells[chain[0]].cell_contents
-        else:
-            found = plain.__globals__[chain[0]]
-        for name in chain[1:]:
-            found = vars(found)[name] if isinstance(found, types.ModuleType) else _introspect.plain_value(found, name)
-    except (AttributeError, KeyError, ValueError):
-        return None
-    return found
+    return _introspect.found_by_names(plain, {**dict(zip(places, (*bound, *args), strict=False)), **kwargs}, chain)
 
 
 def _is_plain(found: Any, name: str) -> bool:
