@@ -21,6 +21,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from extent import EVERYTHING, SEED
 from ranks import CaseSkipped, eager_side
@@ -195,6 +196,8 @@ def same(expected: Any, found: Any) -> bool:
             and expected.shape == found.shape
             and torch.equal(bits(expected), bits(found))  # -0.0 is not 0.0, a NaN is itself
         )
+    if isinstance(expected, np.ndarray) and isinstance(found, np.ndarray):
+        return same(torch.tensor(expected), torch.tensor(found))
     return type(expected) is type(found) and bool(expected == found)
 
 

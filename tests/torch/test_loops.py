@@ -1144,7 +1144,7 @@ class Environment:
 class Drawn:
     def __init__(self):
         self.weight, self.held = torch.ones(3), torch.zeros(3)
-        self.total, self.seen, self.kept = 0.0, [], []
+        self.total, self.seen, self.kept, self.limit = 0.0, [], [], None
 
     def helps(self, y):
         self.held.add_(y.detach(), alpha=1 + len(self.kept) % 2)
@@ -1222,6 +1222,20 @@ def drawn(seed: int) -> str:
     def fills() -> list[str]:
         value = draw.choice([f"{tensor()}.sum().item()", f"({tensor()} * 2).mean().item() + 1", number()])
         fill = draw.choice([f"losses.append({value})", f"losses += [{value}, {number()}]", f"marks += [{value}]"])
+        kind = draw.randrange(8)
+        if kind < 2:
+            read = draw.choice(["sum().item()", "mean().cpu().numpy()", "mean().numpy()", "numpy()", "max().item()"])
+            return [f"value = {tensor()}.{read}", draw.choice(["losses.append(value)", "marks.append(value)", fill])]
+        if kind == 2:
+            test = f"if i % {draw.randint(2, 4)} == 1:"
+            otherwise = ["else:", f"    {fill}"] if draw.random() < 0.3 else []
+            inner = draw.choice([fill, f"value = {tensor()}.sum().item()", "losses.append(value)", "x = x * 1.5"])
+            return [test, f"    {fill}", f"    {inner}", *otherwise]
+        if kind == 3:
+            ends = draw.choice(["break", "continue", "losses.append(value)", f"return {number()}"])
+            first = draw.choice(["n % 5 == 3", "i % 4 == 2", "self.limit is not None", "scale > 9"])
+            test = draw.choice([f"{first} and value > 0.3", f"{first} and len(losses) % 2 and value > 0.1", first])
+            return [f"if {test}:", "    n += 2", f"    {ends}"]
         in_block = ["with torch.no_grad():", f"    inner = {tensor()}.sum()", f"    {fill}", "    x = x * 1.0"]
         return in_block if draw.random() < 0.4 else [fill]
 
@@ -1319,7 +1333,7 @@ def test_random_loops(part: int, tmp_path: Path) -> None:
             for call in range(4):
                 try:
                     result = run(trainer, [torch.randn(3) for _ in range(12)])
-                except (RuntimeError, NameError, TypeError, AttributeError) as error:
+                except (RuntimeError, NameError, TypeError, AttributeError, ValueError) as error:
                     result = "NameError" if isinstance(error, NameError) else type(error).__name__
                 yield result, trainer.total, [*trainer.seen], trainer.weight, trainer.held, scope["COUNT"], call
             return trainer.held

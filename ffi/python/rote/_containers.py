@@ -1,9 +1,9 @@
 """Containers of other classes than Python's own: what an object is made of, if that is all there is to it.
 
 An object of such a class is its entries (of a dict, list or tuple that its class inherits from), its attributes and its
-slots. Rote reads these where the interpreter keeps them and runs no code of the class. Objects of other classes are no
-containers: objects that hold what only C code knows, modules, optimizers, and classes of yours that neither are
-dataclasses nor inherit from a container.
+slots. Rote reads these where the interpreter keeps them and runs no code of the class. Distributions of PyTorch hold
+their parameters in the same way. Objects of other classes are no containers: objects that hold what only C code knows,
+modules, optimizers, and classes of yours that neither are dataclasses nor inherit from a container.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _holds_others(kind: type, base: type) -> bool:
     return (
         base is not object
         or "__dataclass_fields__" in {key for each in _introspect.mro(kind) for key in _introspect.class_dict(each)}
-        or issubclass(kind, collections.UserDict | collections.UserList)
+        or issubclass(kind, collections.UserDict | collections.UserList | torch.distributions.Distribution)
         or kind in torch.utils._pytree.SUPPORTED_NODES
     )
 

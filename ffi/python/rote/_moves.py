@@ -10,8 +10,11 @@ is neither recorded nor replayed runs in the order in which it is written.
 A variable of the function's own that no function inside names is nobody else's, so that anything may stand between.
 There all of the statement stays in its place but for ``.item()`` and the sum: what is read is kept, a tensor as a copy.
 So it is with a list in such a variable (``losses.append(loss.item())``), if the source of the loop around the step
-shows that nothing else holds the list; and with such a statement in a block that only changes a mode
-(``with torch.no_grad():``).
+shows that nothing else holds the list; with a variable that only such statements use (``kl = x.mean().cpu().numpy()``);
+and with such statements in blocks under ``if``, or in blocks that only change a mode (``with torch.no_grad():``).
+
+A block under ``if`` may use what is moved, or return, if its first question does not (``if self.limit is not None and
+kl > self.limit: break``): if that is answered with yes, all from there on runs as it is written.
 """
 
 from __future__ import annotations
@@ -41,6 +44,8 @@ _STAYING = (torch.Tensor, int, float, str, torch.Size, type(None), types.Builtin
 _CLIPPING = ("clip_grad_norm_", "clip_grad_value_")
 _ADDS = (ast.Add, ast.Sub, ast.Mult)
 _MODES = frozenset({"no_grad", "enable_grad", "set_grad_enabled", "autocast"})
+# What gives a tensor that nothing else holds.
+_REDUCING = frozenset({"mean", "sum", "std", "var", "norm", "median", "prod"})
 
 Need = tuple[Chain, str]  # the names of an object or a function, and what is called of it
 
@@ -78,28 +83,35 @@ class _Move:
     tensors: list[tuple[torch.Tensor, int]] = field(default_factory=list)  # that it reads, and how often written then
     changeable: set[str] = field(default_factory=set)  # of the variables that it reads: those that hold other objects
     holder: Any = None  # the object that it changes
-    kept: _Kept | None = None  # of a statement that adds to a variable of its own
+    kept: _Kept | None = None  # of a statement about variables of its own alone
     is_simple: bool = True  # it does nothing but read tensors, and compute with numbers
 
 
 @dataclass
 class _Kept:
-    """A statement that adds to a variable, in two: what stays in its place, with the block around it, and the sum."""
+    """A statement in two: what stays in its place, with the block around it, and what is done to variables."""
 
     stays: list[ast.stmt]
+    parts: list[_Part]
+
+
+@dataclass
+class _Part:
+    """What is done to a variable: it is added to, or set."""
+
+    name: str
     adds: ast.stmt
     later: list[ast.stmt]  # what stands behind it in its block
     others: bool  # it adds more than numbers that are read and constants: that may be tensors
-    is_number: bool = False  # the variable has been seen to hold one
-    is_list: bool = False
+    uses: str = ""  # another variable that it takes the number of
+    sets: bool = False
+    adds_to_list: bool = False
+    value: Any = None  # that the variable has been seen to hold
 
-    def found(self, value: Any) -> None:
-        """The variable holds a value."""
-        match self.adds:
-            case ast.AugAssign(op=ast.Add(), value=ast.List()) | ast.Expr():
-                self.is_list = type(value) is list
-            case _:
-                self.is_number = type(value) in (int, float)
+    @property
+    def fits(self) -> bool:
+        """Whether the variable holds what may be added to later: a list, or a number."""
+        return type(self.value) is list if self.adds_to_list else type(self.value) in (int, float)
 
 
 class Moves:
@@ -133,15 +145,15 @@ class Moves:
             self._watch(self._found[before], variables)
         if place in self._found:
             move = self._found[place]
-            if move.kept is not None:
-                move.kept.found(variables.get(move.changes[0]))
+            for part in () if move.kept is None else move.kept.parts:
+                part.value = variables.get(part.name)
             values = {name: variables.get(name) for name in move.reads}
             tensors = [each for value in values.values() for each in _tensors_in(value)]
             move.tensors = [(each, _memory.version_of(each)) for each in tensors]
             move.changeable = {name for name, value in values.items() if not isinstance(value, _STAYING)}
 
     def _watch(self, move: _Move, variables: dict[str, Any]) -> None:
-        if len(move.changes) == 1 and not move.method:
+        if not move.method and len(move.changes) < 2:
             return
         holder = variables.get(move.changes[0])
         for name in move.changes[1:] if move.method else move.changes[1:-1]:
@@ -210,22 +222,60 @@ class Moves:
     def kept(self, place: int) -> tuple[list[ast.stmt], list[ast.stmt]]:
         """Of a statement that may be moved: what stays in its place, and what is moved."""
         kept = self._found[place].kept
-        return ([], [self._body[place]]) if kept is None else (kept.stays, [kept.adds])
+        return ([], [self._body[place]]) if kept is None else (kept.stays, [part.adds for part in kept.parts])
 
-    def _is_own(self, move: _Move, later: list[ast.stmt]) -> bool:
-        """Whether a statement changes nothing but a variable that nobody else sees before others have run."""
-        name = move.changes[0]
+    def asks(self, places: list[int], behind: int) -> int:
+        """The block under `if` that asks for what is moved, or leaves the step, once its first question is answered
+        with yes; below 0 if there is none."""
+        names = {part.name for place in places if (kept := self._found[place].kept) for part in kept.parts}
+        asking = (at for at in range(places[0] + 1, behind) if at not in places and _asks(self._body[at], names))
+        found = next(asking, -1)
+        has_parts = any(hasattr(each, "enters") or hasattr(each, "leaves") for each in self._body[found + 1 : behind])
+        return -1 if has_parts else found
+
+    def _is_own(self, name: str, later: list[ast.stmt]) -> bool:
+        """Whether a variable is one that nobody else sees before others have run."""
         inner = [_rewrite.seen_by(each) for each in walk(self._body) if isinstance(each, _rewrite.LATER)]
         return name in self._own and not any(name in names for names in inner) and name not in mentioned(later)
+
+    def _later(self, place: int, behind: int) -> list[ast.stmt]:
+        """What stays between the statement at one place and another one, but for the block that asks."""
+        moved = [at for at, move in self._found.items() if at < behind and move.kept is not None]
+        asking = self.asks(sorted({*moved, place}), behind)
+        stay: list[ast.stmt] = []
+        for at in range(place + 1, behind):
+            kept = self._found[at].kept if at in self._found else None
+            block = self._body[at]
+            if at == asking and isinstance(block, ast.If):
+                stay.append(ast.Expr(_first_question(block)))
+            else:
+                stay.extend([block] if kept is None else kept.stays)
+        return stay
+
+    def _may_be_kept(self, move: _Move, behind: int) -> bool:
+        """Whether all that a statement does to variables may be done later."""
+        later = self._later(move.place, behind)
+        return move.kept is not None and all(self._may_wait(part, [*part.later, *later]) for part in move.kept.parts)
+
+    def _may_wait(self, part: _Part, between: list[ast.stmt]) -> bool:
+        if part.uses and not self._is_set_late(part.uses):
+            return False
+        if part.sets or (part.fits and not part.adds_to_list):
+            return self._is_own(part.name, between)
+        leaves = any(isinstance(each, ast.Return) for each in walk(between))  # the end of the ops may not be reached
+        return part.fits and not leaves and part.name in self._lists.difference(mentioned(between))
+
+    def _is_set_late(self, name: str) -> bool:
+        """Whether nothing but statements that may be moved sets a variable."""
+        parts = [part for move in self._found.values() if move.kept is not None for part in move.kept.parts]
+        sets = [each for each in walk(self._body) if isinstance(each, ast.Name) and each.id == name]
+        late = sum(part.sets and part.name == name for part in parts)
+        return late > 0 and late == sum(not isinstance(each.ctx, ast.Load) for each in sets)
 
     def _may_move(self, move: _Move, behind: int) -> bool:
         later = self._body[move.place + 1 : behind]
         if move.kept is not None:
-            between = [*move.kept.later, *later]
-            if move.kept.is_number and self._is_own(move, between):
-                return True
-            stays = any(isinstance(each, ast.Return) for each in walk(between))  # the end of the ops may not be reached
-            if move.kept.is_list and not stays and move.changes[0] in self._lists.difference(mentioned(between)):
+            if self._may_be_kept(move, behind):
                 return True
             move.kept = None
         if not move.is_simple:
@@ -243,7 +293,7 @@ class Moves:
         if any(isinstance(each, ast.Attribute) and each.attr.startswith("register") for each in walk(self._body)):
             return False
         if len(move.changes) == 1 and not move.method:
-            return self._is_own(move, later)
+            return self._is_own(root, later)
         what = move.changes[-1]
         is_named = root in mentioned(later) if len(move.changes) == 1 else _names_attribute(later, what)
         if move.holder is None or is_named:
@@ -265,10 +315,21 @@ def moved(function: Any, moves: Moves, behind: int) -> Moved | None:
         return None
     plain, node, body = source
     parts = {place: moves.kept(place) for place in places}
-    stay = [
-        part for place, each in enumerate(body[:behind]) for part in (parts[place][0] if place in parts else [each])
-    ]
-    every = copy.deepcopy([*stay, *(part for place in places for part in parts[place][1]), *body[behind:]])
+    late = [part for place in places for part in parts[place][1]]
+    asking = moves.asks(places, behind)
+    stay: list[ast.stmt] = []
+    flag = ""
+    for place, each in enumerate(body[:behind]):
+        if place == asking and isinstance(each, ast.If):
+            flag = _blocks.kept_at(each, 0)
+            answer = ast.IfExp(_first_question(each), ast.Constant(True), ast.Constant(False))
+            stay.append(ast.copy_location(ast.Assign([_rewrite.stored(flag)], answer), each))
+            first = [part for at in places if at < asking for part in parts[at][1]]
+            late = [_asking(each, first, body[asking + 1 : behind], late)]
+            continue
+        mine = parts[place][0] if place in parts else [each]
+        stay.extend([_unless(flag, one) for one in mine] if flag else mine)
+    every = copy.deepcopy([*stay, *late, *body[behind:]])
     needs = moves.needs(places, behind)
     made = _rewrite.made_of(plain, _rewrite.function_with(node, _blocks.assembled(every), body[0]))
     return None if made is None else Moved(_rewrite.in_place(function, made), len(stay), places[0], needs)
@@ -317,6 +378,10 @@ def _move(place: int, node: ast.stmt) -> _Move | None:
             names_in(manager)[-1] in _MODES
         ):
             return _in_block(place, node)
+        case ast.If():
+            return _in_block(place, node)
+        case ast.Assign(targets=[ast.Name(id=name)], value=value) if (kept := _set_late(node)) is not None:
+            return _Move(place, (name,), "", frozenset(named(value)), kept=kept, is_simple=False)
         case ast.Expr(ast.Call(func=ast.Attribute(value=holder, attr=method), args=values, keywords=more)):
             given = [*values, *(each.value for each in more)]
             simple, chain = all(map(_reads, given)), names_in(holder)
@@ -327,22 +392,120 @@ def _move(place: int, node: ast.stmt) -> _Move | None:
     return None
 
 
-def _in_block(place: int, block: ast.With) -> _Move | None:
-    """The one statement of a block that adds to a variable and may be moved."""
-    found = [(i, move) for i, each in enumerate(block.body) if (move := _move(place, each)) and move.kept is not None]
-    if len(found) != 1:
-        return None
-    i, move = found[0]
-    if move.kept is None or move.kept.others:  # which the block's mode is for
-        return None
+def _in_block(place: int, block: ast.With | ast.If) -> _Move | None:
+    """What a block does to variables of the function's own, if that may be done later."""
     stays = copy.copy(block)
-    stays.body = [*block.body[:i], *move.kept.stays, *block.body[i + 1 :]]
-    kept = _Kept([stays], move.kept.adds, [*block.body[i + 1 :], *move.kept.later], others=False)
-    return _Move(place, move.changes, "", frozenset(), kept=kept, is_simple=False)
+    body, parts = _split(place, block.body)
+    if isinstance(block, ast.With):
+        if not parts or any(part.others for part in parts):  # which the block's mode is for
+            return None
+        stays.body = body
+        return _Move(place, (), "", frozenset(), kept=_Kept([stays], parts), is_simple=False)
+    otherwise, others = _split(place, block.orelse)
+    if not parts and not others:
+        return None
+    before: list[ast.stmt] = []
+    stays = ast.copy_location(ast.If(block.test, [*body], [*otherwise]), block)
+    for number, (own, where) in enumerate(((parts, stays.body), (others, stays.orelse))):
+        if own:
+            flag = _blocks.kept_at(block, number)
+            before.append(ast.Assign([_rewrite.stored(flag)], ast.Constant(False)))
+            where.insert(0, ast.Assign([_rewrite.stored(flag)], ast.Constant(True)))
+            for part in own:
+                part.adds = ast.copy_location(ast.If(_rewrite.loaded(flag), [part.adds], []), block)
+    for each in (*before, stays):
+        ast.fix_missing_locations(ast.copy_location(each, block))
+    return _Move(place, (), "", frozenset(), kept=_Kept([*before, stays], [*parts, *others]), is_simple=False)
+
+
+def _split(place: int, body: list[ast.stmt]) -> tuple[list[ast.stmt], list[_Part]]:
+    """The statements of a block without what may be done later, and that."""
+    stays: list[ast.stmt] = []
+    parts: list[_Part] = []
+    for each in body:
+        move = _move(place, each)
+        kept = None if move is None else move.kept
+        mine = [each] if kept is None else kept.stays
+        for part in parts:
+            part.later = [*part.later, *mine]
+        stays += mine
+        parts += [] if kept is None else kept.parts
+    return stays or [ast.Pass()] if body else [], parts
+
+
+def _set_late(node: ast.Assign) -> _Kept | None:
+    """A statement that sets a variable to what it reads of a tensor, in two."""
+    tensor, is_array = _read_of(node.value)
+    if tensor is None:
+        return None
+    name = _blocks.kept_at(node, 0)
+    keeps = ast.copy_location(ast.Assign([_rewrite.stored(name)], tensor), node)
+    copies = ast.copy_location(_blocks.copied(name, True), node)
+    read: ast.expr = _rewrite.loaded(name)
+    for method in ("cpu", "numpy") if is_array else ("item",):
+        read = ast.Call(ast.Attribute(read, method, ast.Load()), [], [])
+    value = ast.IfExp(_blocks.is_tensor(_rewrite.loaded(name)), read, _rewrite.loaded(name))
+    sets = ast.copy_location(ast.Assign(node.targets, value), node)
+    target = node.targets[0]
+    assert isinstance(target, ast.Name)
+    part = _Part(target.id, ast.fix_missing_locations(sets), [], others=False, sets=True)
+    return _Kept([ast.fix_missing_locations(each) for each in (keeps, copies)], [part])
+
+
+def _read_of(value: ast.expr) -> tuple[ast.expr | None, bool]:
+    """The tensor that an expression reads, and whether it gives an array: of a tensor that nothing else holds."""
+    match value:
+        case ast.Call(func=ast.Attribute(value=tensor, attr="item"), args=[], keywords=[]):
+            return tensor, False
+        case ast.Call(func=ast.Attribute(value=tensor, attr="numpy"), args=[], keywords=[]):
+            while isinstance(tensor, ast.Call) and isinstance(tensor.func, ast.Attribute) and not tensor.args:
+                if tensor.func.attr not in ("cpu", "detach"):
+                    break
+                tensor = tensor.func.value
+            if isinstance(tensor, ast.Call) and isinstance(tensor.func, ast.Attribute):
+                return (tensor if tensor.func.attr in _REDUCING else None), True
+    return None, False
+
+
+def _asks(block: ast.stmt, names: set[str]) -> bool:
+    """Whether a block under `if` uses variables of these names or returns, and its first question does not."""
+    if not isinstance(block, ast.If) or block.orelse:
+        return False
+    leaves = any(isinstance(each, ast.Return) for each in ast.walk(block))
+    asks = leaves or not names.isdisjoint(named(block))
+    return asks and names.isdisjoint(named(_first_question(block)))
+
+
+def _first_question(block: ast.If) -> ast.expr:
+    match block.test:
+        case ast.BoolOp(op=ast.And(), values=[first, *_]):
+            return first
+    return block.test
+
+
+def _asking(block: ast.If, first: list[ast.stmt], rest: list[ast.stmt], late: list[ast.stmt]) -> ast.If:
+    """What runs where the ops have ended: moved statements, or, if the first question of a block under `if` has been
+    answered with yes, those from before the block, the block, and what is behind it. Its flag has the answer."""
+    match block.test:
+        case ast.BoolOp(op=ast.And(), values=[_, *others]):
+            asked = others[0] if len(others) == 1 else ast.BoolOp(ast.And(), others)
+            inner: list[ast.stmt] = [ast.If(asked, block.body, [])]
+        case _:
+            inner = block.body
+    flag = _blocks.kept_at(block, 0)
+    made = ast.If(_rewrite.loaded(flag), [*first, *inner, *rest], late or [ast.Pass()])
+    return ast.fix_missing_locations(ast.copy_location(made, block))
+
+
+def _unless(flag: str, statement: ast.stmt) -> ast.stmt:
+    """A statement that is left out if a variable says so."""
+    made = ast.If(ast.UnaryOp(ast.Not(), _rewrite.loaded(flag)), [statement], [])
+    return ast.fix_missing_locations(ast.copy_location(made, statement))
 
 
 def _kept(node: ast.AugAssign | ast.Expr) -> _Kept | None:
-    """A statement that adds to a variable in two, if it reads a tensor by ``.item()``."""
+    """A statement that adds to a variable in two: what it reads of tensors by ``.item()``, a constant, or a number that
+    another such statement has read."""
     stays: list[ast.stmt] = []
     others = False
 
@@ -372,6 +535,10 @@ def _kept(node: ast.AugAssign | ast.Expr) -> _Kept | None:
 
     adds = copy.deepcopy(node)
     whole = adds.value.args[0] if isinstance(adds.value, ast.Call) and isinstance(node, ast.Expr) else adds.value
+    if isinstance(whole, ast.Name) and isinstance(node, ast.Expr):  # a number that another such statement has read
+        return _Kept([], [_Part(_changed(node), adds, [], others=False, uses=whole.id, adds_to_list=True)])
+    if isinstance(whole, ast.Constant) and not isinstance(node, ast.Expr):
+        return _Kept([], [_Part(_changed(node), adds, [], others=False)])
     if not any(isinstance(each, ast.Attribute) and each.attr == "item" for each in ast.walk(whole)):
         return None
     parts = whole.elts if isinstance(whole, ast.List) else [whole] if isinstance(node, ast.Expr) else []
@@ -382,7 +549,19 @@ def _kept(node: ast.AugAssign | ast.Expr) -> _Kept | None:
         adds.value.args = [split(whole)]
     else:
         adds.value = split(whole)
-    return _Kept([ast.fix_missing_locations(each) for each in stays], ast.fix_missing_locations(adds), [], others)
+    to_list = isinstance(node, ast.Expr) or (isinstance(whole, ast.List) and isinstance(node.op, ast.Add))
+    part = _Part(_changed(node), ast.fix_missing_locations(adds), [], others, adds_to_list=to_list)
+    return _Kept([ast.fix_missing_locations(each) for each in stays], [part])
+
+
+def _changed(node: ast.AugAssign | ast.Expr) -> str:
+    """The variable that a statement adds to; empty if it is something else."""
+    match node:
+        case ast.AugAssign(target=ast.Name(id=name)):
+            return name
+        case ast.Expr(ast.Call(func=ast.Attribute(value=ast.Name(id=name)))):
+            return name
+    return ""
 
 
 def _is_new_number(value: ast.expr) -> bool:

@@ -55,6 +55,8 @@ def _is_plain(use: ast.Name, parents: dict[int, ast.AST]) -> bool:
             return isinstance(call, ast.Call) and call.func is method and isinstance(parents.get(id(call)), ast.Expr)
         case ast.Subscript(value=value, slice=ast.Constant() | ast.UnaryOp(), ctx=ast.Load()):
             return value is use
+        case ast.For(iter=every) | ast.comprehension(iter=every):
+            return every is use
         case ast.Return() | ast.FormattedValue():
             return True
     return False

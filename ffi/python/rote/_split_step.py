@@ -632,9 +632,10 @@ class _Statements:
         return None if self._moves is None else _moves.moved(function, self._moves, behind)
 
     def fronts(self) -> list[int]:
-        """Before which statements the work may begin: the first that runs an op, the first that runs many, and the one
-        that runs most."""
+        """Before which statements the work may begin: the first two that run an op (the first may make a batch), the
+        first that runs many, and the one that runs most."""
         ops = [(place, later - before) for (place, before, *_), (_, later, *_) in itertools.pairwise(self._marks)]
         many, most = sum(each for _, each in ops) // _MANY, max((each for _, each in ops), default=1) - 1
-        found = [next((place for place, each in ops if each > least), 0) for least in (0, many, most)]
+        some = [place for place, each in ops if each]
+        found = [*some[:2], *(next((place for place, each in ops if each > least), 0) for least in (many, most))]
         return [place for place in dict.fromkeys(found) if place > 0]
