@@ -1,5 +1,6 @@
 """Training loops of frameworks as they come, with no edit but the line of `rote.capture`: torchtitan, the Trainer of
-Hugging Face, trl, accelerate and Lightning. The scripts are those of `examples/`, whose `train` takes the capture.
+Hugging Face, trl, accelerate, Lightning and Stable-Baselines3. The scripts are those of `examples/`, whose `train`
+takes the capture.
 
 Each has an eager twin in the same process, from the same seed.
 """
@@ -19,10 +20,11 @@ import torch
 import torch.distributed as dist
 from models import mesh
 from oracle import ORACLE_ONLY, Capture, Script, check_equal, check_right
+from test_loops import captured
 from test_regions import check_regions
 from torch import Tensor, nn
 
-for package in ("transformers", "accelerate", "lightning", "torchtitan", "trl"):
+for package in ("transformers", "accelerate", "lightning", "torchtitan", "trl", "stable_baselines3"):
     pytest.importorskip(package, reason="make test-wild installs it")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -81,6 +83,20 @@ def test_sft_trainer_of_trl() -> None:
         return model
 
     check_regions(script)
+
+
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("name, steps", [("PPO", 2560), ("A2C", 600), ("DQN", 300), ("SAC", 300), ("TD3", 300)])
+def test_stable_baselines(name: str, steps: int) -> None:
+    def script(capture: Capture) -> Any:
+        _, agent, logged = example("stable_baselines").train(name, steps, capture)
+        yield logged
+        return agent.policy
+
+    found = check_right(script, captured)
+    if not ORACLE_ONLY:
+        (stats,) = found.steps[0].stats.values()
+        assert stats.replays > 0.8 * stats.calls, stats
 
 
 def torchtitan(capture: Capture, shards: int = 1) -> Any:

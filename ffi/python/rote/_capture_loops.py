@@ -40,6 +40,8 @@ class CapturedLoops(Generic[Arguments, Result]):
         return self if instance is None else types.MethodType(self, instance)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__wrapped__":  # of an object that is about to be unpickled
+            raise AttributeError(name)
         return getattr(self.__wrapped__, name)
 
     @property
