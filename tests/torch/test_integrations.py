@@ -96,7 +96,7 @@ def test_stable_baselines(name: str, steps: int) -> None:
     found = check_right(script, captured)
     if not ORACLE_ONLY:
         (stats,) = found.steps[0].stats.values()
-        assert stats.replays > 0.8 * stats.calls, stats
+        assert stats.replays > 0.75 * stats.calls, stats
 
 
 def torchtitan(capture: Capture, shards: int = 1) -> Any:

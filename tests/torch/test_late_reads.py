@@ -71,6 +71,29 @@ def as_stable_baselines_have_sac(job: Job, loader: Batches, epoch: int) -> Any:
     return losses, some, others
 
 
+def as_stable_baselines_have_td3(job: Job, loader: Batches, epoch: int) -> Any:
+    losses, others = [], []
+    for x, y in loader:
+        job.steps += 1
+        x, y = torch.tensor(x.numpy()), torch.tensor(y.numpy())
+        loss = F.cross_entropy(job.model(x), y)
+        losses.append(loss.item())
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+
+        if job.steps % job.every == 0:
+            other = job.model(x).square().mean()
+            others.append(other.item())
+            job.optimizer.zero_grad()
+            other.backward()
+            job.optimizer.step()
+            with torch.no_grad():
+                for each in job.model.parameters():
+                    each.mul_(0.999)
+    return losses, others
+
+
 def adds_under_a_question(job: Job, loader: Batches, epoch: int) -> Any:
     losses, total, n = [], 0.0, 0
     for i, (x, y) in enumerate(loader):
@@ -105,7 +128,13 @@ def stops_early(job: Job, loader: Batches, epoch: int) -> Any:
     return losses, values, value
 
 
-REPLAYED = [as_stable_baselines_have_ppo, as_stable_baselines_have_sac, adds_under_a_question, stops_early]
+REPLAYED = [
+    as_stable_baselines_have_ppo,
+    as_stable_baselines_have_sac,
+    as_stable_baselines_have_td3,
+    adds_under_a_question,
+    stops_early,
+]
 
 
 def uses_what_it_read(job: Job, loader: Batches, epoch: int) -> Any:

@@ -186,6 +186,11 @@ class Moves:
                 return found
             self._found = {place: self._found[place] for place in found}
 
+    def stand_before_ops(self, begin: int) -> bool:
+        """Whether a statement about own variables, from a place on, stands before one that may run ops."""
+        kept = [place for place, move in self._found.items() if place >= begin and move.kept is not None]
+        return any(map(_blocks.runs_ops, self._body[kept[0] + 1 :])) if kept else False
+
     def needs(self, places: list[int], behind: int) -> tuple[Need, ...] | None:
         """What the statements from some places to another one call that stay; None if they may call anything."""
         strict = [place for place in places if self._found[place].kept is None]

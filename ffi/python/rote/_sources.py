@@ -126,7 +126,7 @@ class Made(NamedTuple):
     code: types.CodeType
     node: Function
     counted: frozenset[Chain] = frozenset()
-    """The attributes to which others add when it has run."""
+    """The attributes to which others add before it runs, or when it has run."""
     lists: frozenset[str] = frozenset()
     """Its variables that hold lists which nothing else holds."""
 

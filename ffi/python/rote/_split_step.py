@@ -162,6 +162,7 @@ class SplitStep(Step):
         self._front: _tails.Front | None = None
         self._looks = 0  # so many of the next calls run eagerly and tell where the step writes, until one has told it
         self._has_looked = False
+        self._looked: _Statements | None = None  # the call that has written last so far
         self._first_looks = _FIRST_LOOKS if looks and self._code is not None else 0  # the same before anything is tried
         self._last_op = -1  # the last statement that has run an op in these calls
         self._head: _Head | None = None
@@ -356,9 +357,12 @@ class SplitStep(Step):
             self._look_for_end(statements)
             return
         self._looks -= 1
-        behind, fronts = statements.last_that_writes() + 1, statements.fronts()
-        if behind or not self._looks:  # a call may do nothing
-            self._looks = 0
+        if self._looked is None or statements.last_that_writes() > self._looked.last_that_writes():
+            self._looked = statements
+        behind = self._looked.last_that_writes() + 1
+        if not self._looks or (behind and not self._looked.leaves_out(behind)):  # a call may do nothing
+            statements, self._looks, self._looked = self._looked, 0, None
+            fronts = statements.fronts()
             self._moved = statements.moved(whole, behind)
             end = _tails.end_of_ops(whole, behind) if behind else 0
             tails = [*self._tails, end, behind] if behind else self._tails
@@ -626,6 +630,10 @@ class _Statements:
     def ops(self) -> int:
         """How many ops the call has run, with those that ops call."""
         return max((ops for _, ops, *_ in self._marks), default=0)
+
+    def leaves_out(self, behind: int) -> bool:
+        """Whether another call may write behind that place, and behind a statement that may be moved."""
+        return self._moves is not None and self._moves.stand_before_ops(behind)
 
     def moved(self, function: Any, behind: int) -> _moves.Moved | None:
         """The step with statements that only count moved behind those that write."""

@@ -57,7 +57,7 @@ from ._rewrite import (
     unset_again,
     walk,
 )
-from ._sources import Chain, Function, added_to, names_in
+from ._sources import Chain, Function, added_to, made_by_rote, names_in
 
 LAST = -1  # in the place of a number of a statement: behind the last one
 _LEFT = "what the head left"  # no variable of a script is named so, nor the next two
@@ -211,7 +211,8 @@ def halves(function: Any, at: int, anew: Set[str] = frozenset()) -> Halves | Non
     left = None if entered(first) or leaves_more(first) else _left(plain.__code__, node, first, last, anew)
     if left is None:
         return None
-    counted = frozenset(chain for each in walk(last) if len(chain := names_in(added_to(each))) > 1)
+    made = made_by_rote(plain.__code__)
+    counted = _counted(last) | (frozenset() if made is None else made.counted)
     head = made_of(plain, _head(node, first, left), counted)
     tail = made_of(plain, _tail(node, first, last, left))
     if head is None or tail is None:
@@ -227,6 +228,11 @@ def halves(function: Any, at: int, anew: Set[str] = frozenset()) -> Halves | Non
         tuple(left.always),
         left.chains,
     )
+
+
+def _counted(body: list[ast.stmt]) -> frozenset[Chain]:
+    """The attributes that statements add to."""
+    return frozenset(chain for each in walk(body) if len(chain := names_in(added_to(each))) > 1)
 
 
 def _without(
@@ -288,7 +294,8 @@ def front(function: Any, at: int) -> Front | None:
     ast.copy_location(like, node)
     declared = [each for each in walk(first) if isinstance(each, ast.Global | ast.Nonlocal)]
     begin = [*copy.deepcopy(declared), *map(unset_again, left.sometimes)]
-    rest = made_of(plain, function_with(like, [*begin, *assembled(copy.deepcopy(last))], body[at]))
+    every = [*begin, *assembled(copy.deepcopy(last))]
+    rest = made_of(plain, function_with(like, every, body[at]), _counted(first))
     run = made_of(plain, head, more={ENTER: types.CellType(Entered)})
     if rest is None or run is None:
         return None
