@@ -107,6 +107,88 @@ def test_given_and_taken(name: str) -> None:
     assert ORACLE_ONLY or name in MAY_STAY_EAGER or found.steps[0].stats.replays > 6, found.steps[0].stats
 
 
+class Variational(nn.Module):
+    """Has distributions that stay: one of its parameters, one of buffers, one of tensors that nobody has named."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loc, self.scale = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.ones(4))
+        self.register_buffer("mean", torch.full((4,), 0.5))
+        self.own = D.Normal(self.loc, self.scale)
+        self.prior = D.Normal(self.mean, torch.ones(4))
+        self.classes = D.Categorical(logits=torch.linspace(0, 1, 4))
+        self.net = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.net(x)
+        kl = D.kl_divergence(self.own, self.prior).sum()
+        return kl - self.own.log_prob(y).mean() + (self.classes.probs * y).mean() - self.classes.entropy() * 0.1
+
+
+def changed_by(policy: Variational, call: int) -> None:
+    """What a script may do with distributions between two calls."""
+    if call == 6:
+        policy.prior = D.Normal(policy.mean + 1, torch.ones(4))
+    if call == 9:
+        policy.prior.loc = policy.prior.loc * 2
+    if call == 12:
+        policy.classes.logits.mul_(2)
+    if call == 15:
+        policy.classes = D.Categorical(logits=torch.linspace(1, 0, 4))
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("changes", [False, True])
+def test_that_stay(changes: bool) -> None:
+    def script(capture: Capture) -> Calls:
+        model = Variational()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+        def step(x: Tensor) -> Tensor:
+            loss = model(x)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        run = capture(step)
+        for call in range(22):
+            if changes:
+                changed_by(model, call)
+            yield run(torch.randn(5, 6)), model.own.loc.detach().clone(), model.classes.probs
+        return model, optimizer
+
+    found = check_right(script)
+    assert ORACLE_ONLY or changes or found.steps[0].stats.replays > 10, found.steps[0].stats
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+def test_in_two_places() -> None:
+    """Two attributes hold one object, and the script changes it."""
+
+    def script(capture: Capture) -> Calls:
+        policy = Policy(MAKERS["normal"])
+        policy.last = None  # type: ignore[assignment]
+
+        def step(x: Tensor) -> Tensor:
+            with torch.no_grad():
+                before = 0.0 if policy.last is None else policy.last.loc.sum()  # type: ignore[union-attr]
+                policy.distribution = policy.last = policy.make(policy.net(x))  # type: ignore[assignment]
+                return policy.distribution.log_prob(x[:, :4]) + before
+
+        run = capture(step)
+        for call in range(16):
+            value = run(torch.randn(5, 6))
+            if call % 4 == 3:
+                policy.distribution.loc = policy.distribution.loc + 1
+            yield value, policy.distribution is policy.last, policy.distribution.loc, policy.last.loc  # type: ignore
+        return policy
+
+    check_right(script)
+
+
 class Named(D.Normal):
     """A class of the script's own, with more in it."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import sys
 import types
+from collections.abc import Sequence
 from typing import Any
 
 from . import _frames
@@ -185,12 +186,17 @@ def is_tensor(value: ast.expr) -> ast.expr:
     return ast.Call(loaded("hasattr"), [value, ast.Constant("detach")], [])
 
 
-def copied(name: str, is_read: bool) -> ast.stmt:
-    """A statement that puts a copy in the place of a tensor. ``is_read``: of which nothing is done but to read it, so
-    that it needs no graph; what is no tensor is read at once."""
-    copy = loaded(name)
-    for method in ("detach", "clone") if is_read else ("clone",):
-        copy = ast.Call(ast.Attribute(copy, method, ast.Load()), [], [])  # type: ignore[assignment]
-    read = ast.Call(ast.Attribute(loaded(name), "item", ast.Load()), [], [])
-    others: list[ast.stmt] = [ast.Assign([stored(name)], read)] if is_read else []
+def called(name: str, methods: Sequence[str]) -> ast.expr:
+    """What methods give that are called one after the other, the first of what is in a variable."""
+    value: ast.expr = loaded(name)
+    for method in methods:
+        value = ast.Call(ast.Attribute(value, method, ast.Load()), [], [])
+    return value
+
+
+def copied(name: str, read_by: Sequence[str] = ()) -> ast.stmt:
+    """A statement that puts a copy in the place of a tensor. ``read_by``: nothing is done with it but to read it by
+    these methods, so that it needs no graph; what is no tensor is read at once."""
+    copy = called(name, ("detach", "clone") if read_by else ("clone",))
+    others: list[ast.stmt] = [ast.Assign([stored(name)], called(name, read_by))] if read_by else []
     return ast.If(is_tensor(loaded(name)), [ast.Assign([stored(name)], copy)], others)

@@ -440,16 +440,15 @@ def _split(place: int, body: list[ast.stmt]) -> tuple[list[ast.stmt], list[_Part
 
 def _set_late(node: ast.Assign) -> _Kept | None:
     """A statement that sets a variable to what it reads of a tensor, in two."""
-    tensor, is_array = _read_of(node.value)
-    if tensor is None:
+    read = _read_of(node.value)
+    if read is None:
         return None
+    tensor, methods = read
     name = _blocks.kept_at(node, 0)
     keeps = ast.copy_location(ast.Assign([_rewrite.stored(name)], tensor), node)
-    copies = ast.copy_location(_blocks.copied(name, True), node)
-    read: ast.expr = _rewrite.loaded(name)
-    for method in ("cpu", "numpy") if is_array else ("item",):
-        read = ast.Call(ast.Attribute(read, method, ast.Load()), [], [])
-    value = ast.IfExp(_blocks.is_tensor(_rewrite.loaded(name)), read, _rewrite.loaded(name))
+    copies = ast.copy_location(_blocks.copied(name, methods), node)
+    late = [each for each in methods if each != "detach"]
+    value = ast.IfExp(_blocks.is_tensor(_rewrite.loaded(name)), _blocks.called(name, late), _rewrite.loaded(name))
     sets = ast.copy_location(ast.Assign(node.targets, value), node)
     target = node.targets[0]
     assert isinstance(target, ast.Name)
@@ -457,19 +456,19 @@ def _set_late(node: ast.Assign) -> _Kept | None:
     return _Kept([ast.fix_missing_locations(each) for each in (keeps, copies)], [part])
 
 
-def _read_of(value: ast.expr) -> tuple[ast.expr | None, bool]:
-    """The tensor that an expression reads, and whether it gives an array: of a tensor that nothing else holds."""
-    match value:
-        case ast.Call(func=ast.Attribute(value=tensor, attr="item"), args=[], keywords=[]):
-            return tensor, False
-        case ast.Call(func=ast.Attribute(value=tensor, attr="numpy"), args=[], keywords=[]):
-            while isinstance(tensor, ast.Call) and isinstance(tensor.func, ast.Attribute) and not tensor.args:
-                if tensor.func.attr not in ("cpu", "detach"):
-                    break
-                tensor = tensor.func.value
-            if isinstance(tensor, ast.Call) and isinstance(tensor.func, ast.Attribute):
-                return (tensor if tensor.func.attr in _REDUCING else None), True
-    return None, False
+def _read_of(value: ast.expr) -> tuple[ast.expr, list[str]] | None:
+    """The tensor that an expression reads, and the methods that it reads it by: as a number, or as an array, if nothing
+    else may hold the tensor."""
+    chain = [value]
+    while isinstance(each := chain[-1], ast.Call) and isinstance(each.func, ast.Attribute):
+        chain.append(each.func.value)
+    methods = [each.func.attr for each in chain if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)]
+    plain = [isinstance(each, ast.Call) and not each.args and not each.keywords for each in chain]
+    if methods[:1] == ["item"] and plain[0]:
+        return chain[1], ["item"]
+    many = next((at for at, each in enumerate(methods) if at and each not in ("cpu", "detach")), len(methods))
+    is_new = many < len(methods) and methods[many] in _REDUCING
+    return (chain[many], methods[:many][::-1]) if methods[:1] == ["numpy"] and is_new and all(plain[:many]) else None
 
 
 def _asks(block: ast.stmt, names: set[str]) -> bool:
@@ -517,7 +516,7 @@ def _kept(node: ast.AugAssign | ast.Expr) -> _Kept | None:
     def keep(value: ast.expr, is_read: bool) -> ast.expr:
         name = _blocks.kept_at(node, len(stays))
         stays.append(ast.copy_location(ast.Assign([_rewrite.stored(name)], value), node))
-        stays.append(ast.copy_location(_blocks.copied(name, is_read), node))
+        stays.append(ast.copy_location(_blocks.copied(name, ["item"] if is_read else []), node))
         return _rewrite.loaded(name)
 
     def split(value: ast.expr) -> ast.expr:
