@@ -383,7 +383,7 @@ def _move(place: int, node: ast.stmt) -> _Move | None:
             names_in(manager)[-1] in _MODES
         ):
             return _in_block(place, node)
-        case ast.If():
+        case ast.If() if not any(isinstance(each, ast.Return) for each in ast.walk(node)):
             return _in_block(place, node)
         case ast.Assign(targets=[ast.Name(id=name)], value=value) if (kept := _set_late(node)) is not None:
             return _Move(place, (name,), "", frozenset(named(value)), kept=kept, is_simple=False)
