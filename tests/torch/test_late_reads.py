@@ -236,6 +236,37 @@ def sets_what_it_asks_for(job: Job, loader: Batches, epoch: int) -> Any:
     return losses
 
 
+def reads_what_has_a_graph(job: Job, loader: Batches, epoch: int) -> Any:
+    seen = []
+    for i, (x, y) in enumerate(loader):
+        try:
+            loss = F.cross_entropy(job.model(x), y)
+            if i % 7 == 6 and epoch > 2:
+                value = job.model[0].bias.sum().cpu().numpy()
+                seen.append(value)
+            job.optimizer.zero_grad()
+            loss.backward()
+            job.optimizer.step()
+        except RuntimeError as error:
+            seen.append(str(error)[:30])
+    return seen
+
+
+def reads_numbers_of_others(job: Job, loader: Batches, epoch: int) -> Any:
+    seen = []
+    for x, y in loader:
+        loss = F.cross_entropy(job.model(x), y)
+        value = np.mean(y.numpy()).item()
+        seen.append(value)
+        with torch.no_grad():
+            other = job.model[0].bias.sum().numpy()
+            seen.append(other)
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+    return seen
+
+
 def raises_in_between(job: Job, loader: Batches, epoch: int) -> Any:
     losses = []
     for i, (x, y) in enumerate(loader):
@@ -259,6 +290,8 @@ OTHERS = [
     appends_a_tensor_by_a_name,
     asks_something_else,
     sets_what_it_asks_for,
+    reads_what_has_a_graph,
+    reads_numbers_of_others,
     raises_in_between,
 ]
 

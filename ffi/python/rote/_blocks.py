@@ -196,7 +196,11 @@ def called(name: str, methods: Sequence[str]) -> ast.expr:
 
 def copied(name: str, read_by: Sequence[str] = ()) -> ast.stmt:
     """A statement that puts a copy in the place of a tensor. ``read_by``: nothing is done with it but to read it by
-    these methods, so that it needs no graph; what is no tensor is read at once."""
+    these methods, so that it needs no graph; what is no tensor is read at once, and what they raise for."""
     copy = called(name, ("detach", "clone") if read_by else ("clone",))
     others: list[ast.stmt] = [ast.Assign([stored(name)], called(name, read_by))] if read_by else []
-    return ast.If(is_tensor(loaded(name)), [ast.Assign([stored(name)], copy)], others)
+    test = is_tensor(loaded(name))
+    if "numpy" in read_by and "detach" not in read_by:  # which a tensor with a graph has not
+        has_none = ast.UnaryOp(ast.Not(), ast.Attribute(loaded(name), "requires_grad", ast.Load()))
+        test = ast.BoolOp(ast.And(), [test, has_none])
+    return ast.If(test, [ast.Assign([stored(name)], copy)], others)
