@@ -41,6 +41,13 @@ MAKERS: dict[str, Callable[[Tensor], D.Distribution]] = {
 MAY_STAY_EAGER = {"transformed", "multivariate", "mixture"}
 
 
+def updated(optimizer: torch.optim.Optimizer, loss: Tensor) -> Tensor:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
 def actions_of(name: str, policy: Policy, x: Tensor) -> Tensor:
     with torch.no_grad():
         return policy.make(policy.net(x)).sample()
@@ -58,10 +65,7 @@ def test_in_an_attribute(name: str) -> None:
             loss = -policy.log_prob(x, actions).mean()
             if name not in MAY_STAY_EAGER:
                 loss = loss - 0.01 * policy.entropy().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
+            return updated(optimizer, loss)
 
         run = capture(step)
         for _ in range(14):
@@ -146,11 +150,7 @@ def test_that_stay(changes: bool) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 
         def step(x: Tensor) -> Tensor:
-            loss = model(x)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
+            return updated(optimizer, model(x))
 
         run = capture(step)
         for call in range(22):

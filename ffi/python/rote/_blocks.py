@@ -55,13 +55,20 @@ def _parted(statement: ast.stmt) -> list[ast.stmt]:
     if not isinstance(statement, ast.If) or not any(map(runs_ops, statement.body[:-1])):
         return [statement]
     flag = f"{_FLAG}{statement.lineno}:{statement.col_offset} runs"
-    answer = ast.IfExp(statement.test, ast.Constant(True), ast.Constant(False))
-    parts: list[ast.stmt] = [ast.copy_location(ast.Assign([stored(flag)], answer), statement)]
-    for each in statement.body:
-        parts.append(ast.copy_location(ast.If(loaded(flag), [each], []), each))
-    for each in statement.orelse:
-        parts.append(ast.copy_location(ast.If(ast.UnaryOp(ast.Not(), loaded(flag)), [each], []), each))
-    return [ast.fix_missing_locations(each) for each in parts]
+    parts = [answered(flag, statement.test, statement), *(under(flag, each) for each in statement.body)]
+    return [*parts, *(under(flag, each, answer=False) for each in statement.orelse)]
+
+
+def answered(flag: str, question: ast.expr, at: ast.stmt) -> ast.stmt:
+    """A statement that keeps the answer to a question in a variable."""
+    answer = ast.IfExp(question, ast.Constant(True), ast.Constant(False))
+    return ast.fix_missing_locations(ast.copy_location(ast.Assign([stored(flag)], answer), at))
+
+
+def under(flag: str, statement: ast.stmt, *, answer: bool = True) -> ast.stmt:
+    """A statement that runs only if a variable holds this answer."""
+    test = loaded(flag) if answer else ast.UnaryOp(ast.Not(), loaded(flag))
+    return ast.fix_missing_locations(ast.copy_location(ast.If(test, [statement], []), statement))
 
 
 def runs_ops(statement: ast.stmt) -> bool:
@@ -181,26 +188,32 @@ def kept_at(node: ast.stmt, number: int) -> str:
     return f"{_KEPT}{node.lineno}:{node.col_offset}:{number}"
 
 
-def is_tensor(value: ast.expr) -> ast.expr:
-    """An expression that tells whether another one is a tensor."""
-    return ast.Call(loaded("hasattr"), [value, ast.Constant("detach")], [])
+def keeps(name: str, value: ast.expr, at: ast.stmt, read_by: Sequence[str] = ()) -> list[ast.stmt]:
+    """Statements that keep a value in a variable, a tensor as a copy. ``read_by``: nothing is done with it but to read
+    it by these methods, so that it needs no graph; what is no tensor is read at once, and what they raise for."""
+    copy = _called(name, ("detach", "clone") if read_by else ("clone",))
+    others: list[ast.stmt] = [ast.Assign([stored(name)], _called(name, read_by))] if read_by else []
+    test = _is_tensor(name)
+    if "numpy" in read_by and "detach" not in read_by:  # which a tensor with a graph has not
+        has_none = ast.UnaryOp(ast.Not(), ast.Attribute(loaded(name), "requires_grad", ast.Load()))
+        test = ast.BoolOp(ast.And(), [test, has_none])
+    every = [ast.Assign([stored(name)], value), ast.If(test, [ast.Assign([stored(name)], copy)], others)]
+    return [ast.fix_missing_locations(ast.copy_location(each, at)) for each in every]
 
 
-def called(name: str, methods: Sequence[str]) -> ast.expr:
+def read_of_kept(name: str, read_by: Sequence[str]) -> ast.expr:
+    """What these methods read of what :func:`keeps` has kept for them."""
+    late = [each for each in read_by if each != "detach"]
+    return ast.IfExp(_is_tensor(name), _called(name, late), loaded(name))
+
+
+def _is_tensor(name: str) -> ast.expr:
+    return ast.Call(loaded("hasattr"), [loaded(name), ast.Constant("detach")], [])
+
+
+def _called(name: str, methods: Sequence[str]) -> ast.expr:
     """What methods give that are called one after the other, the first of what is in a variable."""
     value: ast.expr = loaded(name)
     for method in methods:
         value = ast.Call(ast.Attribute(value, method, ast.Load()), [], [])
     return value
-
-
-def copied(name: str, read_by: Sequence[str] = ()) -> ast.stmt:
-    """A statement that puts a copy in the place of a tensor. ``read_by``: nothing is done with it but to read it by
-    these methods, so that it needs no graph; what is no tensor is read at once, and what they raise for."""
-    copy = called(name, ("detach", "clone") if read_by else ("clone",))
-    others: list[ast.stmt] = [ast.Assign([stored(name)], called(name, read_by))] if read_by else []
-    test = is_tensor(loaded(name))
-    if "numpy" in read_by and "detach" not in read_by:  # which a tensor with a graph has not
-        has_none = ast.UnaryOp(ast.Not(), ast.Attribute(loaded(name), "requires_grad", ast.Load()))
-        test = ast.BoolOp(ast.And(), [test, has_none])
-    return ast.If(test, [ast.Assign([stored(name)], copy)], others)

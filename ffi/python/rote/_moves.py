@@ -31,7 +31,7 @@ import torch
 from . import _blocks, _introspect, _memory, _modules, _rewrite
 from ._frames import TORCH
 from ._reads import Reads, is_plain
-from ._rewrite import mentioned, named, names_set, walk
+from ._rewrite import may_return, mentioned, named, names_set, walk
 from ._sources import Chain, made_by_rote, names_in, node_of
 
 # What reads a tensor, or says how large something is; and functions that compute with numbers.
@@ -252,7 +252,7 @@ class Moves:
             kept = self._found[at].kept if at in self._found else None
             block = self._body[at]
             if at == asking and isinstance(block, ast.If):
-                stay.append(ast.Expr(_first_question(block)))
+                stay.append(ast.Expr(_first_question(block)[0]))
             else:
                 stay.extend([block] if kept is None else kept.stays)
         return stay
@@ -267,15 +267,16 @@ class Moves:
             return False
         if part.sets or (part.fits and not part.adds_to_list):
             return self._is_own(part.name, between)
-        leaves = any(isinstance(each, ast.Return) for each in walk(between))  # the end of the ops may not be reached
-        return part.fits and not leaves and part.name in self._lists.difference(mentioned(between))
+        if may_return(between):  # the end of the ops may not be reached
+            return False
+        return part.fits and part.name in self._lists.difference(mentioned(between))
 
     def _is_set_late(self, name: str) -> bool:
         """Whether nothing but statements that may be moved sets a variable."""
         parts = [part for move in self._found.values() if move.kept is not None for part in move.kept.parts]
-        sets = [each for each in walk(self._body) if isinstance(each, ast.Name) and each.id == name]
+        uses = [each for each in walk(self._body) if isinstance(each, ast.Name) and each.id == name]
         late = sum(part.sets and part.name == name for part in parts)
-        return late > 0 and late == sum(not isinstance(each.ctx, ast.Load) for each in sets)
+        return late > 0 and late == sum(map(_rewrite.is_stored, uses))
 
     def _may_move(self, move: _Move, behind: int) -> bool:
         later = self._body[move.place + 1 : behind]
@@ -327,13 +328,12 @@ def moved(function: Any, moves: Moves, behind: int) -> Moved | None:
     for place, each in enumerate(body[:behind]):
         if place == asking and isinstance(each, ast.If):
             flag = _blocks.kept_at(each, 0)
-            answer = ast.IfExp(_first_question(each), ast.Constant(True), ast.Constant(False))
-            stay.append(ast.copy_location(ast.Assign([_rewrite.stored(flag)], answer), each))
+            stay.append(_blocks.answered(flag, _first_question(each)[0], each))
             first = [part for at in places if at < asking for part in parts[at][1]]
             late = [_asking(each, first, body[asking + 1 : behind], late)]
             continue
         mine = parts[place][0] if place in parts else [each]
-        stay.extend([_unless(flag, one) for one in mine] if flag else mine)
+        stay.extend([_blocks.under(flag, one, answer=False) for one in mine] if flag else mine)
     every = copy.deepcopy([*stay, *late, *body[behind:]])
     needs = moves.needs(places, behind)
     made = _rewrite.made_of(plain, _rewrite.function_with(node, _blocks.assembled(every), body[0]))
@@ -383,7 +383,7 @@ def _move(place: int, node: ast.stmt) -> _Move | None:
             names_in(manager)[-1] in _MODES
         ):
             return _in_block(place, node)
-        case ast.If() if not any(isinstance(each, ast.Return) for each in ast.walk(node)):
+        case ast.If() if not may_return([node]):
             return _in_block(place, node)
         case ast.Assign(targets=[ast.Name(id=name)], value=value) if (kept := _set_late(node)) is not None:
             return _Move(place, (name,), "", frozenset(named(value)), kept=kept, is_simple=False)
@@ -399,28 +399,26 @@ def _move(place: int, node: ast.stmt) -> _Move | None:
 
 def _in_block(place: int, block: ast.With | ast.If) -> _Move | None:
     """What a block does to variables of the function's own, if that may be done later."""
-    stays = copy.copy(block)
     body, parts = _split(place, block.body)
     if isinstance(block, ast.With):
         if not parts or any(part.others for part in parts):  # which the block's mode is for
             return None
-        stays.body = body
+        stays = ast.copy_location(ast.With(block.items, body), block)
         return _Move(place, (), "", frozenset(), kept=_Kept([stays], parts), is_simple=False)
     otherwise, others = _split(place, block.orelse)
     if not parts and not others:
         return None
-    before: list[ast.stmt] = []
-    stays = ast.copy_location(ast.If(block.test, [*body], [*otherwise]), block)
-    for number, (own, where) in enumerate(((parts, stays.body), (others, stays.orelse))):
+    every: list[ast.stmt] = []
+    for number, (own, branch) in enumerate(((parts, body), (others, otherwise))):
         if own:
             flag = _blocks.kept_at(block, number)
-            before.append(ast.Assign([_rewrite.stored(flag)], ast.Constant(False)))
-            where.insert(0, ast.Assign([_rewrite.stored(flag)], ast.Constant(True)))
+            every.append(ast.Assign([_rewrite.stored(flag)], ast.Constant(False)))
+            branch.insert(0, ast.Assign([_rewrite.stored(flag)], ast.Constant(True)))
             for part in own:
-                part.adds = ast.copy_location(ast.If(_rewrite.loaded(flag), [part.adds], []), block)
-    for each in (*before, stays):
-        ast.fix_missing_locations(ast.copy_location(each, block))
-    return _Move(place, (), "", frozenset(), kept=_Kept([*before, stays], [*parts, *others]), is_simple=False)
+                part.adds = _blocks.under(flag, part.adds)
+    every.append(ast.If(block.test, body, otherwise))
+    every = [ast.fix_missing_locations(ast.copy_location(each, block)) for each in every]
+    return _Move(place, (), "", frozenset(), kept=_Kept(every, [*parts, *others]), is_simple=False)
 
 
 def _split(place: int, body: list[ast.stmt]) -> tuple[list[ast.stmt], list[_Part]]:
@@ -445,15 +443,11 @@ def _set_late(node: ast.Assign) -> _Kept | None:
         return None
     tensor, methods = read
     name = _blocks.kept_at(node, 0)
-    keeps = ast.copy_location(ast.Assign([_rewrite.stored(name)], tensor), node)
-    copies = ast.copy_location(_blocks.copied(name, methods), node)
-    late = [each for each in methods if each != "detach"]
-    value = ast.IfExp(_blocks.is_tensor(_rewrite.loaded(name)), _blocks.called(name, late), _rewrite.loaded(name))
-    sets = ast.copy_location(ast.Assign(node.targets, value), node)
+    sets = ast.copy_location(ast.Assign(node.targets, _blocks.read_of_kept(name, methods)), node)
     target = node.targets[0]
     assert isinstance(target, ast.Name)
     part = _Part(target.id, ast.fix_missing_locations(sets), [], others=False, sets=True)
-    return _Kept([ast.fix_missing_locations(each) for each in (keeps, copies)], [part])
+    return _Kept(_blocks.keeps(name, tensor, node, methods), [part])
 
 
 def _read_of(value: ast.expr) -> tuple[ast.expr, list[str]] | None:
@@ -475,36 +469,26 @@ def _asks(block: ast.stmt, names: set[str]) -> bool:
     """Whether a block under `if` uses variables of these names or returns, and its first question does not."""
     if not isinstance(block, ast.If) or block.orelse:
         return False
-    leaves = any(isinstance(each, ast.Return) for each in ast.walk(block))
-    asks = leaves or not names.isdisjoint(named(block))
-    return asks and names.isdisjoint(named(_first_question(block)))
+    asks = may_return([block]) or not names.isdisjoint(named(block))
+    return asks and names.isdisjoint(named(_first_question(block)[0]))
 
 
-def _first_question(block: ast.If) -> ast.expr:
+def _first_question(block: ast.If) -> tuple[ast.expr, list[ast.stmt]]:
+    """The first of the questions of a block that `and` joins, and what runs if the answer is yes."""
     match block.test:
-        case ast.BoolOp(op=ast.And(), values=[first, *_]):
-            return first
-    return block.test
+        case ast.BoolOp(op=ast.And(), values=[first, other]):
+            return first, [ast.If(other, block.body, [])]
+        case ast.BoolOp(op=ast.And(), values=[first, *others]):
+            return first, [ast.If(ast.BoolOp(ast.And(), others), block.body, [])]
+    return block.test, block.body
 
 
 def _asking(block: ast.If, first: list[ast.stmt], rest: list[ast.stmt], late: list[ast.stmt]) -> ast.If:
     """What runs where the ops have ended: moved statements, or, if the first question of a block under `if` has been
     answered with yes, those from before the block, the block, and what is behind it. Its flag has the answer."""
-    match block.test:
-        case ast.BoolOp(op=ast.And(), values=[_, *others]):
-            asked = others[0] if len(others) == 1 else ast.BoolOp(ast.And(), others)
-            inner: list[ast.stmt] = [ast.If(asked, block.body, [])]
-        case _:
-            inner = block.body
-    flag = _blocks.kept_at(block, 0)
-    made = ast.If(_rewrite.loaded(flag), [*first, *inner, *rest], late or [ast.Pass()])
+    flag = _rewrite.loaded(_blocks.kept_at(block, 0))
+    made = ast.If(flag, [*first, *_first_question(block)[1], *rest], late or [ast.Pass()])
     return ast.fix_missing_locations(ast.copy_location(made, block))
-
-
-def _unless(flag: str, statement: ast.stmt) -> ast.stmt:
-    """A statement that is left out if a variable says so."""
-    made = ast.If(ast.UnaryOp(ast.Not(), _rewrite.loaded(flag)), [statement], [])
-    return ast.fix_missing_locations(ast.copy_location(made, statement))
 
 
 def _kept(node: ast.AugAssign | ast.Expr) -> _Kept | None:
@@ -513,11 +497,10 @@ def _kept(node: ast.AugAssign | ast.Expr) -> _Kept | None:
     stays: list[ast.stmt] = []
     others = False
 
-    def keep(value: ast.expr, is_read: bool) -> ast.expr:
+    def keep(value: ast.expr, *read_by: str) -> str:
         name = _blocks.kept_at(node, len(stays))
-        stays.append(ast.copy_location(ast.Assign([_rewrite.stored(name)], value), node))
-        stays.append(ast.copy_location(_blocks.copied(name, ["item"] if is_read else []), node))
-        return _rewrite.loaded(name)
+        stays.extend(_blocks.keeps(name, value, node, read_by))
+        return name
 
     def split(value: ast.expr) -> ast.expr:
         nonlocal others
@@ -527,15 +510,13 @@ def _kept(node: ast.AugAssign | ast.Expr) -> _Kept | None:
             case ast.UnaryOp(op=ast.USub() | ast.UAdd() as op, operand=inner):
                 return ast.UnaryOp(op, split(inner))
             case ast.Call(func=ast.Attribute(value=tensor, attr="item"), args=[], keywords=[]):
-                name = keep(tensor, True)
-                read = ast.Call(ast.Attribute(name, "item", ast.Load()), [], [])
-                return ast.IfExp(_blocks.is_tensor(name), read, name)
+                return _blocks.read_of_kept(keep(tensor, "item"), ["item"])
             case ast.List(elts=parts) if value is whole:
                 return ast.List([split(each) for each in parts], ast.Load())
             case ast.Constant():
                 return value
         others = True
-        return keep(value, False)
+        return _rewrite.loaded(keep(value))
 
     adds = copy.deepcopy(node)
     whole = adds.value.args[0] if isinstance(adds.value, ast.Call) and isinstance(node, ast.Expr) else adds.value
@@ -555,7 +536,7 @@ def _kept(node: ast.AugAssign | ast.Expr) -> _Kept | None:
         adds.value = split(whole)
     to_list = isinstance(node, ast.Expr) or (isinstance(whole, ast.List) and isinstance(node.op, ast.Add))
     part = _Part(_changed(node), ast.fix_missing_locations(adds), [], others, adds_to_list=to_list)
-    return _Kept([ast.fix_missing_locations(each) for each in stays], [part])
+    return _Kept(stays, [part])
 
 
 def _changed(node: ast.AugAssign | ast.Expr) -> str:

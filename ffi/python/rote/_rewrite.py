@@ -83,6 +83,10 @@ def walk(body: Sequence[ast.stmt]) -> Iterator[ast.AST]:
         yield from ast.walk(statement)
 
 
+def may_return(body: Sequence[ast.stmt]) -> bool:
+    return any(isinstance(each, ast.Return) for each in walk(body))
+
+
 def mentioned(body: list[ast.stmt]) -> list[str]:
     """The variables in statements, in order, each once."""
     found = [each.id for each in walk(body) if isinstance(each, ast.Name)]

@@ -201,7 +201,8 @@ class SplitStep(Step):
         self._begin_regions()
         if self._calls == _MOST_IN_VAIN and not (self._agrees or self._off):
             self._give_up()
-            self._attempts, self._looks, self._first_looks, self._off = [], 0, 0, True
+            self._attempts, self._off = [], True
+            self._end_looks()
             super()._refused(self._why or _DIFFER)
 
     def _run(self, args: Any, kwargs: Any) -> Any:
@@ -297,7 +298,8 @@ class SplitStep(Step):
             raise
         except Exception as problem:
             self._give_up()
-            self._attempts, self._looks, self._first_looks = [], 0, 0
+            self._attempts = []
+            self._end_looks()
             self._failed(problem)
 
     def _is_slight(self, head: _Head) -> bool:
@@ -332,7 +334,7 @@ class SplitStep(Step):
             statements = _Statements(self)
             marked = _tails.marked(whole, statements.mark) or whole
         except Exception:  # where there is no bridge to PyTorch, nothing is recorded either
-            self._looks = self._first_looks = 0
+            self._end_looks()
             return super().call(args, kwargs)
         self._earlier = _sum(self._earlier, Stats(calls=1, fallbacks=1))
         if self._host is not None:
@@ -347,6 +349,9 @@ class SplitStep(Step):
             statements.close()
         self._without_errors(lambda: self._look_at(statements))
         return result
+
+    def _end_looks(self) -> None:
+        self._looks, self._first_looks, self._looked = 0, 0, None
 
     def _look_at(self, statements: _Statements) -> None:
         """Finds out from a call where the step may be parted."""

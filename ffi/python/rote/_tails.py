@@ -47,6 +47,7 @@ from ._rewrite import (
     made_of,
     may_be,
     may_be_set,
+    may_return,
     mentioned,
     named,
     names_set,
@@ -273,7 +274,7 @@ def front(function: Any, at: int) -> Front | None:
     if left is None:
         return None
     manager = entered(first)
-    if manager and any(isinstance(each, ast.Return) for each in walk(first)):
+    if manager and may_return(first):
         return None  # it would return from within the block
     code, set_ = plain.__code__, names_set(first)
     given = [name for name in code.co_varnames if name in _rewrite.arguments(node) and name not in set_]
