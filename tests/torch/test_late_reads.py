@@ -352,3 +352,69 @@ def test_a_method_captured_in_its_class() -> None:
 
     found = check_right(script, captured)
     assert ORACLE_ONLY or replays(found.steps[0]) > 20, found.steps[0].stats
+
+
+SCALE = 1.0
+
+
+def scaled(model: torch.nn.Module, xs: list[Tensor], by: float = 1.0) -> Tensor:
+    """A function with a loop of its own, which a step calls."""
+    total = torch.zeros(4)
+    for x in xs:
+        y = model(x)
+        total = total + y.mean(0) * by * SCALE
+    return total
+
+
+def global_variable(captured_loops: Any, job: Any) -> None:
+    global SCALE
+    SCALE = 2.0
+
+
+def another_function(captured_loops: Any, job: Any) -> None:
+    job.scaled = lambda model, xs: scaled(model, xs, 5.0)
+
+
+def another_wrapped(captured_loops: Any, job: Any) -> None:
+    job.scaled = captured_loops(doubled)
+
+
+def doubled(model: torch.nn.Module, xs: list[Tensor]) -> Tensor:
+    total = torch.zeros(4)
+    for x in xs:
+        y = model(x)
+        total = total + y.mean(0) * 2
+    return total
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("change", [global_variable, another_function, another_wrapped])
+def test_called_by_a_step(change: Callable[[Any, Any], None]) -> None:
+    """What a function with captured loops uses is guarded in a step that calls it."""
+
+    sides = [captured, lambda fn: fn]  # eager runs first
+
+    def script(capture: Any) -> Any:
+        global SCALE
+        SCALE = 1.0
+        loops, job = sides.pop(), Job()
+        job.scaled = loops(scaled)  # type: ignore[attr-defined]
+
+        def step(xs: list[Tensor]) -> Tensor:
+            loss = job.scaled(job.model, xs).square().sum()  # type: ignore[attr-defined]
+            job.optimizer.zero_grad()
+            loss.backward()
+            job.optimizer.step()
+            return loss.detach()
+
+        run = capture(step)
+        for call in range(16):
+            if call == 8:
+                change(loops, job)
+            yield run([torch.randn(3, 8) for _ in range(2)])
+        SCALE = 1.0
+        return job.model, job.optimizer
+
+    found = check_right(script)
+    assert ORACLE_ONLY or found.steps[0].stats.replays > 4, found.steps[0].stats

@@ -138,17 +138,17 @@ def with_captured_loops(fn: Callable[..., Any], state: Any, **options: Any) -> t
 def _one_at_a_time(made: Callable[..., Any], fn: Callable[..., Any]) -> Callable[..., Any]:
     """What its turns read, a function with captured loops has in one place for all calls. So calls of other threads
     meanwhile, and those that it makes of itself, are calls of the function as it was."""
-    # No lock, which cannot be pickled. Turns that look a method up find this function: it holds the same in each turn.
-    idle = {"call": True}
+    running: dict[str, object] = {}  # and no lock, which cannot be pickled
 
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if not idle.pop("call", False):
+        call = object()
+        if running.setdefault("call", call) is not call:
             return fn(*args, **kwargs)
         try:
             return made(*args, **kwargs)
         finally:
-            idle["call"] = True
+            del running["call"]
 
     return run
 

@@ -152,6 +152,7 @@ class Objects(Walk):
             Way.OP: self.op,
             Way.OP_DEFINITION: self._definition,
             Way.CAPTURED: self._captured,
+            Way.CAPTURED_LOOPS: self._captured_loops,
             Way.CELL: self._named.cell,
             Way.FSDP: self._of_fsdp,
             Way.BUILT_IN: self._built_in,
@@ -532,6 +533,11 @@ class Objects(Walk):
     def _captured(self, path: str, value: Any, depth: int) -> None:
         step = _introspect.class_dict(type(value))["_step"].__get__(value)
         self.value(path, step.function, depth)  # called within the step, as any function
+
+    def _captured_loops(self, path: str, value: Any, depth: int) -> None:
+        own = _introspect.own(value) or {}
+        if self.add(DICT_ITEM, own, "__wrapped__", HOST, f"{path}.__wrapped__", own["__wrapped__"]):
+            self.value(path, own["__wrapped__"], depth)  # whose variables are those of what runs
 
     def _of_fsdp(self, path: str, value: Any, depth: int) -> None:
         """An object of FSDP2's own: what it does is decided by its attributes. To go from one to the next is no hop."""

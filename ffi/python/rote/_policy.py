@@ -77,6 +77,7 @@ class Way(enum.Enum):
     OP = enum.auto()
     OP_DEFINITION = enum.auto()
     CAPTURED = enum.auto()
+    CAPTURED_LOOPS = enum.auto()
     CELL = enum.auto()
     FSDP = enum.auto()
     BUILT_IN = enum.auto()
@@ -155,6 +156,7 @@ _WAYS: tuple[tuple[_Test, Way | Refused], ...] = (
     (_called("OpOverload", "OpOverloadPacket"), Way.OP),
     (_called("CustomOpDef"), Way.OP_DEFINITION),
     (_called("Captured", module="rote._captured"), Way.CAPTURED),
+    (_called("CapturedLoops", module="rote._capture_loops"), Way.CAPTURED_LOOPS),
     (_is(types.CellType), Way.CELL),
     (_fsdp.is_of_fsdp, Way.FSDP),
     (_fixed_from(*_BUILT_IN), Way.BUILT_IN),
