@@ -4,6 +4,7 @@ import signal
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from oracle import ORACLE_ONLY, Calls, Capture, check_right
 from torch import Tensor, nn
+from torch.distributed import device_mesh
 
 WARM = 5
 PLANNED = ["left", "error"]  # read by an op, which a replay runs as well
@@ -174,14 +176,16 @@ def test_a_signal_during_a_replay_leaves_a_whole_step() -> None:
             return loss
 
         captured = capture(step, state=weight)
-        x = torch.ones(700, 700)
+        x, took = torch.ones(700, 700), 0.0
         for i in range(WARM + 3):
             late = i == WARM and captured is not step
             before = signal.signal(signal.SIGALRM, interrupt)
             if late:
-                signal.setitimer(signal.ITIMER_REAL, 0.002)
+                signal.setitimer(signal.ITIMER_REAL, took / 2)
+            begin = time.perf_counter()
             try:
                 captured(x)
+                took = time.perf_counter() - begin
                 assert not late
             except KeyboardInterrupt:
                 assert late
@@ -193,6 +197,43 @@ def test_a_signal_during_a_replay_leaves_a_whole_step() -> None:
     run = check_right(script)
     if not ORACLE_ONLY:
         assert run.stats[-1][0].replays == WARM
+
+
+class Interrupted:
+    """Stands where guards look at meshes, and is interrupted there once."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        self.errors = [error]
+
+    @property
+    def mesh_stack(self) -> Any:
+        if self.errors:
+            raise self.errors.pop()
+        return ()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_while_guards_are_checked(error: type[BaseException]) -> None:
+    def script(capture: Capture) -> Calls:
+        weight = nn.Parameter(torch.ones(3))
+
+        def step(x: Tensor) -> Tensor:
+            with torch.no_grad():
+                weight.mul_(0.9)
+            return (x * weight.detach()).sum()
+
+        captured = capture(step, state=weight)
+        for call in range(WARM + 3):
+            yield captured(torch.arange(3.0) + call)
+        if captured is not step:
+            with (
+                mock.patch.object(device_mesh, "_mesh_resources", Interrupted(error), create=True),
+                pytest.raises(error),
+            ):
+                captured(torch.ones(3))
+        return None
+
+    check_right(script, replays=1)
 
 
 class PassOn(torch.autograd.Function):

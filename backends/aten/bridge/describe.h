@@ -13,6 +13,7 @@
 #include <structmember.h>
 
 #include "abi.h"
+#include "exceptions.h"
 #include "others.h"
 
 namespace rote {
@@ -420,7 +421,7 @@ class Describer {
     try {
       value = torch::jit::toIValue(object, formal.type(), formal.N());
     } catch (const std::exception&) {
-      PyErr_Clear();
+      forget_error();
       return other(Py_TYPE(object)->tp_name);
     }
     return from_ivalue(value, formal);

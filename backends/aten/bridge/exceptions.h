@@ -8,6 +8,15 @@
 
 namespace rote {
 
+// Goes on after an error of what was asked. An interrupt, which may come in any Python code, is none: it is raised
+// again where this thread next runs Python code.
+inline void forget_error() {
+  PyObject* kind = PyErr_Occurred();  // borrowed
+  if (kind && !PyErr_GivenExceptionMatches(kind, PyExc_Exception))
+    PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), kind);
+  PyErr_Clear();
+}
+
 // What an exception says. An exception of Python's says it with the GIL held.
 inline std::string what_of(const std::exception_ptr& error) {
   try {

@@ -54,7 +54,7 @@ inline PyObject* dict_item(const FactEntry& fact) {
 #else
   PyObject* item = PyDict_GetItemWithError(fact.container, fact.key);
 #endif
-  if (!item) PyErr_Clear();
+  if (!item) forget_error();
   return item;
 }
 
@@ -65,7 +65,7 @@ inline std::vector<Py_ssize_t> present(const FactEntry& fact) {
   for (Py_ssize_t i = 0; i < n; ++i) {
     const int there = PyDict_Contains(fact.container, PyTuple_GET_ITEM(fact.key, i));
     if (there > 0) found.push_back(i);
-    if (there < 0) PyErr_Clear();
+    if (there < 0) forget_error();
   }
   return found;
 }
@@ -96,7 +96,7 @@ inline py::object object_of(const FactEntry& fact) {
     }
     case kTupleItem: {
       PyObject* tuple = PyDict_GetItemWithError(fact.container, PyTuple_GET_ITEM(fact.key, 0));
-      if (!tuple) PyErr_Clear();
+      if (!tuple) forget_error();
       Py_ssize_t index = PyLong_AsSsize_t(PyTuple_GET_ITEM(fact.key, 1));
       Py_ssize_t size = PyLong_AsSsize_t(PyTuple_GET_ITEM(fact.key, 2));
       if (!tuple || !PyTuple_CheckExact(tuple) || PyTuple_GET_SIZE(tuple) != size) return py::object();
@@ -106,7 +106,7 @@ inline py::object object_of(const FactEntry& fact) {
       return py::reinterpret_borrow<py::object>(PyCell_GET(fact.container));
     case kAttribute: {
       py::object value = py::reinterpret_steal<py::object>(PyObject_GetAttr(fact.container, fact.key));
-      if (!value) PyErr_Clear();
+      if (!value) forget_error();
       return value;
     }
     case kItems:
@@ -124,7 +124,7 @@ inline py::object object_of(const FactEntry& fact) {
       return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(Py_TYPE(fact.container)));
     case kContextVar: {
       PyObject* value = nullptr;
-      if (PyContextVar_Get(fact.container, nullptr, &value) < 0) PyErr_Clear();
+      if (PyContextVar_Get(fact.container, nullptr, &value) < 0) forget_error();
       return py::reinterpret_steal<py::object>(value);
     }
     case kTensorMeta:
@@ -137,7 +137,7 @@ inline py::object object_of(const FactEntry& fact) {
       descrgetfunc get = Py_TYPE(fact.key)->tp_descr_get;
       py::object value = py::reinterpret_steal<py::object>(
           get ? get(fact.key, fact.container, reinterpret_cast<PyObject*>(Py_TYPE(fact.container))) : nullptr);
-      if (!value) PyErr_Clear();
+      if (!value) forget_error();
       return value;
     }
     case kBases:

@@ -21,7 +21,7 @@ inline uint64_t address(const void* pointer) { return reinterpret_cast<uint64_t>
 // The dict of an object's own attributes; null where there is none yet.
 inline PyObject* own_dict(PyObject* object) {
   PyObject** at = _PyObject_GetDictPtr(object);
-  if (!at) PyErr_Clear();
+  if (!at) forget_error();
   return at ? *at : nullptr;
 }
 
@@ -78,7 +78,7 @@ inline Py_ssize_t entry_count(PyObject* container) {
   PyTypeObject* type = container_type(container);
   lenfunc length = type->tp_as_sequence ? type->tp_as_sequence->sq_length : nullptr;
   Py_ssize_t n = length ? length(container) : PyObject_Size(container);
-  if (n < 0) PyErr_Clear();
+  if (n < 0) forget_error();
   return n;
 }
 
@@ -102,7 +102,7 @@ void each_entry(PyObject* container, bool values, Visit&& visit) {
   PyTypeObject* type = container_type(container);
   py::object iterator = py::reinterpret_steal<py::object>(
       type->tp_iter ? type->tp_iter(container) : PyObject_GetIter(container));
-  if (!iterator) return PyErr_Clear();
+  if (!iterator) return forget_error();
   while (true) {
     py::object item = py::reinterpret_steal<py::object>(PyIter_Next(iterator.ptr()));
     if (!item) break;
@@ -111,7 +111,7 @@ void each_entry(PyObject* container, bool values, Visit&& visit) {
     PyObject* value = PyDict_GetItemWithError(container, item.ptr());
     if (value) visit(value);
   }
-  PyErr_Clear();
+  forget_error();
 }
 
 // A number for what a container holds, by identity.
@@ -216,7 +216,7 @@ inline py::object referents_held(PyObject* object) {
 inline py::object referent(PyObject* reference) {
 #if PY_VERSION_HEX >= 0x030D0000
   PyObject* found = nullptr;
-  if (PyWeakref_GetRef(reference, &found) < 0) PyErr_Clear();
+  if (PyWeakref_GetRef(reference, &found) < 0) forget_error();
   return py::reinterpret_steal<py::object>(found);
 #else
   PyObject* found = PyWeakref_GetObject(reference);
@@ -274,7 +274,7 @@ inline unsigned class_version(PyTypeObject* type) {
 inline uint64_t buffer(PyObject* array, bool content) {
   Py_buffer view;
   if (PyObject_GetBuffer(array, &view, PyBUF_FULL_RO) != 0) {
-    PyErr_Clear();
+    forget_error();
     return 0;
   }
   uint64_t hash = mix(0x4255, view.len);
@@ -287,7 +287,7 @@ inline uint64_t buffer(PyObject* array, bool content) {
     hash = mix(hash, digest(view.buf, view.len));
   } else {
     std::vector<uint8_t> bytes(view.len);
-    if (PyBuffer_ToContiguous(bytes.data(), &view, view.len, 'C') != 0) PyErr_Clear();
+    if (PyBuffer_ToContiguous(bytes.data(), &view, view.len, 'C') != 0) forget_error();
     hash = mix(hash, digest(bytes.data(), bytes.size()));
   }
   PyBuffer_Release(&view);
@@ -347,7 +347,7 @@ inline bool same_content(PyObject* a, PyObject* b) {
   if (!type && std::strcmp(Py_TYPE(a)->tp_name, "torch.device") == 0) type = Py_TYPE(a);
   if (!type || !type->tp_richcompare) return false;
   py::object same = py::reinterpret_steal<py::object>(type->tp_richcompare(a, b, Py_EQ));
-  if (!same) PyErr_Clear();
+  if (!same) forget_error();
   return same.ptr() == Py_True;
 }
 
@@ -362,7 +362,7 @@ inline uint64_t number_of(const py::object& object) {
   }
   PyTypeObject* type = content_type(Py_TYPE(value));
   Py_hash_t hash = type && type != &PyTuple_Type && type->tp_hash ? type->tp_hash(value) : -1;
-  if (hash == -1) PyErr_Clear();
+  if (hash == -1) forget_error();
   return hash == -1 ? address(value) : mix(address(Py_TYPE(value)), static_cast<uint64_t>(hash));
 }
 
@@ -377,7 +377,7 @@ inline std::string in_words(PyObject* value) {
   if (value == Py_None || content_type(Py_TYPE(value)) == Py_TYPE(value) || numpy_scalar(Py_TYPE(value))) {
     py::object repr = py::reinterpret_steal<py::object>(PyObject_Repr(value));
     if (repr) return repr.cast<std::string>();
-    PyErr_Clear();
+    forget_error();
   }
   return std::string("a ") + Py_TYPE(value)->tp_name;
 }

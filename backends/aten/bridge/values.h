@@ -52,7 +52,7 @@ class LateClass {
       PyObject* module = PyDict_GetItemString(PyImport_GetModuleDict(), module_);  // borrowed
       if (!module) return nullptr;
       found_ = PyObject_GetAttrString(module, name_);  // kept as long as the process
-      if (!found_) PyErr_Clear();
+      if (!found_) forget_error();
     }
     return reinterpret_cast<PyTypeObject*>(found_);
   }
@@ -275,7 +275,7 @@ class Content {
                              : PyUnicode_Check(a) ? &PyUnicode_Type
                                                   : &PyBytes_Type;
         py::object same = py::reinterpret_steal<py::object>(type->tp_richcompare(a, b, Py_EQ));
-        if (!same) PyErr_Clear();
+        if (!same) forget_error();
         return same.ptr() == Py_True;
       }
       case Form::kComplex: {
@@ -366,7 +366,7 @@ inline uint64_t hash_of(PyObject* value) {
   }
   Py_hash_t hash = PyObject_Hash(value);
   if (hash == -1 && PyErr_Occurred()) {
-    PyErr_Clear();
+    forget_error();
     return address(value);
   }
   return mix(address(Py_TYPE(value)), static_cast<uint64_t>(hash));
@@ -384,7 +384,7 @@ inline bool equal_placed(PyObject* a, PyObject* b) {
     return true;
   }
   int same = PyObject_RichCompareBool(a, b, Py_EQ);
-  if (same < 0) PyErr_Clear();
+  if (same < 0) forget_error();
   return same == 1;
 }
 

@@ -162,7 +162,7 @@ inline std::optional<Extent> extent_of(const at::Tensor& local) {
 inline std::optional<Extent> extent_of_buffer(PyObject* object) {
   Py_buffer view;
   if (PyObject_GetBuffer(object, &view, PyBUF_FULL_RO) != 0) {
-    PyErr_Clear();
+    forget_error();
     return std::nullopt;
   }
   uint64_t begin = address(view.buf), end = begin + (view.strides ? view.itemsize : view.len);
