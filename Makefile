@@ -83,7 +83,7 @@ test-all: test test-passes test-wild
 
 # One of each framework.
 WILD_SLICE := $(addprefix tests/torch/test_integrations.py::, test_accelerate test_trainer_of_hugging_face \
-  test_lightning test_sft_trainer_of_trl test_torchtitan test_stable_baselines[PPO-2560]) \
+  test_lightning test_sft_trainer_of_trl test_torchtitan test_stable_baselines[PPO-2560] test_graph_network[GCNConv]) \
   $(addprefix tests/torch/test_loops_of_accelerate.py::test_replayed, [sums_and_logs-1] [within_accumulate-2])
 
 # In a virtual environment of its own, which finds torch and rote in .venv/.

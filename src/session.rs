@@ -7,6 +7,7 @@
 //! prove right. [`State`] has a table of a session's states and its answers to calls.
 
 mod agreement;
+mod asking;
 mod attempts;
 mod candidates;
 mod judge;
@@ -25,9 +26,10 @@ use rote_tracer::Refusal;
 use crate::SessionError;
 use crate::stats::Stats;
 use crate::stored::StoredPlans;
-use crate::variant::{Terms, Variant};
+use crate::variant::{Terms, Unanswered, Variant};
 
 use agreement::Agreement;
+use asking::Asking;
 use judge::Judge;
 use notices::Notices;
 use record::Active;
@@ -64,7 +66,7 @@ pub enum Next<R> {
 enum Replayed<R> {
     Done(Next<R>),
     /// Nothing: the step would get another answer about data than the plan is for, as the text says.
-    Answered(String),
+    Answered(Unanswered),
 }
 
 /// What became of a recording.
@@ -97,6 +99,8 @@ pub struct Session<F: Frontend> {
     missed: Option<String>,
     /// Whether a stored plan was bound for the last call, which was not replayed yet.
     just_trusted: bool,
+    /// Whether plans that check data are tried.
+    asking: Asking,
     failure: Failure<F>,
 }
 
@@ -155,6 +159,7 @@ impl<F: Frontend> Session<F> {
             stats: Stats::default(),
             missed: None,
             just_trusted: false,
+            asking: Asking::new(),
             failure: Failure {
                 left: None,
                 exception: None,
@@ -291,18 +296,24 @@ impl<F: Frontend> Session<F> {
         // Before anything else, an error included: other ranks wait for this one.
         let mut agreed = agree && self.agree(found.as_ref().ok())?;
         let mut found = self.guarded(found);
-        let mut unanswered: Vec<(u32, String)> = Vec::new();
+        let mut unanswered: Vec<Unanswered> = Vec::new();
         let missed = loop {
             match found {
                 Found::Unchecked => return Ok(Next::Eager),
                 Found::Variant(i) => {
                     let variant = self.variants.use_at(i, self.stats.calls);
-                    let (id, late) = (variant.id, variant.is_late());
+                    let late = variant.is_late();
                     match self.replay(agreed)? {
-                        Replayed::Done(next) => return Ok(next),
-                        Replayed::Answered(subject) => unanswered.push((id, subject)),
+                        Replayed::Done(next) => {
+                            self.asking.replayed();
+                            return Ok(next);
+                        }
+                        Replayed::Answered(ended) => {
+                            self.asking.ended_in_vain();
+                            unanswered.push(ended);
+                        }
                     }
-                    let other = self.variants.find(&self.frontend, &unanswered);
+                    let other = self.variants.find(&self.frontend, &unanswered, true);
                     // The check has ended the replay of every rank.
                     agreed = late && self.agree(other.as_ref().ok())?;
                     found = self.guarded(other);
@@ -311,7 +322,11 @@ impl<F: Frontend> Session<F> {
             }
         };
         let attempts = &self.judge.attempts;
-        let refused = attempts.are_refused(&self.frontend, self.stats.calls)?;
+        let refused = attempts.are_refused(&self.frontend, self.stats.calls)?
+            || self.asking.is_paused(self.stats.calls);
+        if let Some(ended) = unanswered.last() {
+            self.pause_asking(&ended.subject);
+        }
         if let Some(subject) = missed.subject {
             self.stats.miss(&subject);
             self.missed = Some(subject);
@@ -339,7 +354,18 @@ impl<F: Frontend> Session<F> {
         if self.frontend.is_watched() {
             return Ok(Found::Unchecked);
         }
-        self.variants.find(&self.frontend, &[])
+        let checks_data = !self.asking.is_paused(self.stats.calls);
+        self.variants.find(&self.frontend, &[], checks_data)
+    }
+
+    /// No plan had the answer that the step would get at a call: tries none for a while if that is too often so.
+    fn pause_asking(&mut self, subject: &str) {
+        if let Some(pause) = self.asking.pauses(self.stats.calls) {
+            self.notices.tell_asking(format_args!(
+                "the step decides by data that is another one at most calls, the last time by {subject}: the next {pause} \
+                 calls run eagerly"
+            ));
+        }
     }
 
     /// No replay without guards. What the step makes of the call, it says itself.

@@ -9,7 +9,7 @@ use rote_plans::sequence::Members;
 use rote_plans::{ArchivedPlan, Arg, Guard, Plan, PlanFile, Sequence, StrId};
 use rote_replay::agreement::Offer;
 use rote_replay::{Frontend, Left, ReplayError, TensorOf};
-use rote_tracer::compare::{Source, Trace};
+use rote_tracer::compare::{Failed, Source, Trace};
 use rote_tracer::recorder::{checks_can_agree, checks_come_first, has_checks};
 
 use crate::SessionError;
@@ -57,9 +57,20 @@ pub struct Variant<F: Frontend> {
     pub(crate) undone: bool,
     /// Where the step asked for data, if the last replay ended there, since the answer is another one now. Such a
     /// replay has left nothing.
-    pub(crate) answered: Option<String>,
+    pub(crate) answered: Option<Unanswered>,
     /// How many replays in a row have ended so.
     pub(crate) unanswered: u32,
+}
+
+/// A replay that has ended since the step would get another answer about data than the plan is for.
+#[derive(Clone, Debug)]
+pub struct Unanswered {
+    /// The variant.
+    pub id: u32,
+    /// What was asked, and where, as text.
+    pub subject: String,
+    /// The check.
+    pub failed: Failed,
 }
 
 /// How plans are bound.
@@ -384,6 +395,11 @@ impl<F: Frontend> Variant<F> {
         self.late.is_some()
     }
 
+    /// Whether its replays check data that the step reads on the host.
+    pub fn checks_data(&self) -> bool {
+        self.trace.answers().next().is_some()
+    }
+
     /// The first fact that does not hold for a call whose words do. If there is none,
     /// the numbers of its replay are computed.
     pub fn missed(&mut self, frontend: &F) -> Result<Option<String>, SessionError> {
@@ -468,11 +484,22 @@ impl<F: Frontend> Variant<F> {
         // Ranks that have agreed on other collectives than eager's all run them.
         self.undone = bound.undone() && !(needs_agreement && agreed);
         let answered = bound.answered();
+        let id = self.id;
         self.answered = answered.map(|check| {
             let answer = self.trace.answers().nth(check);
-            match answer.filter(|answer| !answer.source.is_empty()) {
-                Some(answer) => format!("the value read at {} (was {answer})", answer.source),
+            let subject = match answer.filter(|answer| !answer.source.is_empty()) {
+                Some(answer) => {
+                    let what = answer.shape.map_or("value read", |_| "shape of a result");
+                    format!("the {what} at {} (was {answer})", answer.source)
+                }
                 None => "a value that the step reads on the host".to_owned(),
+            };
+            let found = frontend.found_answer();
+            let failed = Failed { check, found };
+            Unanswered {
+                id,
+                subject,
+                failed,
             }
         });
         self.unanswered = if answered.is_some() {

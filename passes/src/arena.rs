@@ -22,7 +22,7 @@
 
 use hashbrown::HashMap;
 use rote_plans::schedule::{DYNAMIC, Into, Ops};
-use rote_plans::{Arg, Def, Device, Instr, Marks, NONE, Plan, ValueId};
+use rote_plans::{Arg, CHECK_SHAPE, Def, Device, Instr, Marks, NONE, Plan, ValueId};
 
 use super::budget::{Allocation, Budget, Buffer, Choice, Unit, choose};
 use super::effects::{outlives, outs, root};
@@ -265,6 +265,7 @@ fn candidates(plan: &Plan, ops: &dyn Ops, once: &[bool]) -> (Vec<bool>, Option<D
     let outlives = outlives(plan);
     let mut device = None;
     let mut chosen = vec![false; plan.values.len()];
+    let varying = varying(plan);
     for (i, instr) in plan.instrs.iter().enumerate() {
         if once.get(i) == Some(&true) {
             continue;
@@ -289,6 +290,7 @@ fn candidates(plan: &Plan, ops: &dyn Ops, once: &[bool]) -> (Vec<bool>, Option<D
             let value = &plan.values[*v as usize];
             let here = value.def == Def::Instr(i as u32) && value.root == *v;
             here && !outlives[*v as usize]
+                && !varying[*v as usize]
                 && value.device == first
                 && value.offset == 0
                 && value.marks == Marks::NONE
@@ -299,6 +301,22 @@ fn candidates(plan: &Plan, ops: &dyn Ops, once: &[bool]) -> (Vec<bool>, Option<D
         }
     }
     (chosen, device)
+}
+
+/// For each value that is a root, whether its shape depends on data: it may be larger than in the plan.
+fn varying(plan: &Plan) -> Vec<bool> {
+    let mut roots = vec![false; plan.values.len()];
+    for instr in &plan.instrs {
+        let Instr::Local { op, args, .. } = instr else {
+            continue;
+        };
+        if let (CHECK_SHAPE, Some(Arg::Value(value))) =
+            (plan.str(*op), plan.args[args.indices()].first())
+        {
+            roots[plan.values[*value as usize].root as usize] = true;
+        }
+    }
+    roots
 }
 
 /// How an op writes its results where it is told to, if it can.

@@ -7,7 +7,7 @@
 //! then so is what it reads. Everything else changes nothing that anybody sees.
 
 use rote_plans::schedule::Ops;
-use rote_plans::{Instr, Plan};
+use rote_plans::{Instr, Plan, is_check};
 
 use super::effects::{self, for_each_written, outlives, root};
 use super::{Done, Pass, Program, Stage};
@@ -62,13 +62,17 @@ fn needed(plan: &Plan) -> Vec<bool> {
 fn acts(plan: &Plan, instr: &Instr) -> bool {
     match instr {
         Instr::Local {
+            op,
             outs,
             writes,
             seeded,
             ..
         } => {
             // Ops of other libraries may all raise.
-            *seeded || (outs.len == 0 && writes.len == 0) || may_raise(plan, instr)
+            *seeded
+                || (outs.len == 0 && writes.len == 0)
+                || is_check(plan.str(*op))
+                || may_raise(plan, instr)
         }
         Instr::View { .. } => false,
         Instr::Collective(_) | Instr::Wait { .. } | Instr::Rng { .. } | Instr::Free { .. } => true,

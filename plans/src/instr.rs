@@ -127,6 +127,10 @@ pub const CHECK_NUMBER: &str = "rote::check_number";
 /// unlike when the step asked.
 pub const CHECK_EQUAL: &str = "rote::check_equal";
 
+/// The op `(Tensor(a!) result, int[] shape)` that ends a run if a result whose shape depends on data has another shape
+/// than when the step was recorded. It declares the result as written, so that whoever reads it stays behind the check.
+pub const CHECK_SHAPE: &str = "rote::check_shape";
+
 /// The op `(Tensor handle, Tensor[] received, Tensor[] sent)` that waits for an op of a process group which a plan
 /// holds as a local op. The result of that op stands for its handle. What it receives is there behind the wait.
 pub const WAIT: &str = "rote::wait";
@@ -134,7 +138,7 @@ pub const WAIT: &str = "rote::wait";
 /// Whether an op is one of these: what Python did with the answer, a replay does only for the same
 /// answer.
 pub fn is_check(op: &str) -> bool {
-    op == CHECK_NUMBER || op == CHECK_EQUAL
+    matches!(op, CHECK_NUMBER | CHECK_EQUAL | CHECK_SHAPE)
 }
 
 /// What happens to a random generator outside the dispatcher.

@@ -51,8 +51,8 @@ pub use check::Fault;
 pub use error::PlanError;
 pub use file::PlanFile;
 pub use instr::{
-    Arg, CHECK_EQUAL, CHECK_NUMBER, Collective, CollectiveKind, Instr, NUMBER_OPS, RngAction, WAIT,
-    is_check, keeps_to_arguments,
+    Arg, CHECK_EQUAL, CHECK_NUMBER, CHECK_SHAPE, Collective, CollectiveKind, Instr, NUMBER_OPS,
+    RngAction, WAIT, is_check, keeps_to_arguments,
 };
 pub use mesh::{Group, Mesh};
 pub use placement::{Placement, ReduceOp, Spec};

@@ -91,7 +91,8 @@ pub trait Frontend: Debug + Sized {
     /// that uses the memory too early, or never waits, is refused.
     const WAITS: bool = false;
 
-    /// Whether programs can run the ops [`rote_plans::CHECK_NUMBER`] and [`rote_plans::CHECK_EQUAL`].
+    /// Whether programs can run the ops [`rote_plans::CHECK_NUMBER`], [`rote_plans::CHECK_EQUAL`] and
+    /// [`rote_plans::CHECK_SHAPE`].
     const CHECKS: bool = false;
 
     /// The arguments of a call. Making them promises that they stay until the session's next call, or until
@@ -210,6 +211,11 @@ pub trait Frontend: Debug + Sized {
     /// of all ranks, or of none. None: each rank decides alone.
     fn compare_checks(&self, _group: Option<&Self::Group>) -> Result<(), ReplayError> {
         Ok(())
+    }
+    /// What the check that has ended the last replay has found in place of the recorded answer, if that is known: the
+    /// number as [`rote_plans::CHECK_NUMBER`] takes it, 0 or 1 of a comparison, or a shape.
+    fn found_answer(&self) -> Option<Vec<i64>> {
+        None
     }
     /// Calls `body`, which waits for other ranks: whoever holds a lock that another thread may need lets go of it here.
     fn unlocked<T>(&self, body: impl FnOnce() -> T) -> Result<T, ReplayError> {

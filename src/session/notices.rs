@@ -12,6 +12,8 @@ pub struct Notices {
     full: bool,
     /// Whether users know that guards could not be checked.
     unguarded: bool,
+    /// Whether users know that plans that check data do not pay.
+    asking: bool,
 }
 
 impl Notices {
@@ -21,6 +23,7 @@ impl Notices {
             next: None,
             full: false,
             unguarded: false,
+            asking: false,
         }
     }
 
@@ -31,6 +34,13 @@ impl Notices {
     /// Nothing more is recorded.
     pub fn tell_full(&mut self, why: &str) {
         if !std::mem::replace(&mut self.full, true) {
+            self.tell(why);
+        }
+    }
+
+    /// Plans that check data do not pay.
+    pub fn tell_asking(&mut self, why: impl Display) {
+        if !std::mem::replace(&mut self.asking, true) {
             self.tell(why);
         }
     }

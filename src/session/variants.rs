@@ -5,7 +5,7 @@ use rote_replay::Frontend;
 use super::Config;
 use crate::SessionError;
 use crate::recording::GuardText;
-use crate::variant::{Confirmed, Terms, Variant};
+use crate::variant::{Confirmed, Terms, Unanswered, Variant};
 
 /// For how many calls a variant must be unused before it makes room for another.
 pub const IDLE_CALLS: u64 = 256;
@@ -56,17 +56,23 @@ impl<F: Frontend> Variants<F> {
     }
 
     /// Looks for a variant whose guards hold for the call that was collected. Not among those `unanswered`: the step
-    /// would get another answer about data, as the text says.
+    /// would get another answer about data; nor among those that would end as these have; nor, unless `checks_data`, among
+    /// those that check any.
     pub fn find(
         &mut self,
         frontend: &F,
-        unanswered: &[(u32, String)],
+        unanswered: &[Unanswered],
+        checks_data: bool,
     ) -> Result<Found, SessionError> {
         let mut best: Option<(usize, String)> = None;
         let mut near = false;
+        let ruled_out = self.ruled_out(unanswered);
         for (i, variant) in self.all.iter_mut().enumerate() {
-            if let Some((_, subject)) = unanswered.iter().find(|(id, _)| *id == variant.id) {
+            if let Some(Unanswered { subject, .. }) = ruled_out.get(i).copied().flatten() {
                 best = Some((usize::MAX, subject.clone()));
+                continue;
+            }
+            if !checks_data && variant.checks_data() {
                 continue;
             }
             let (progress, subject) = match frontend.difference(&variant.parts.call)? {
@@ -91,6 +97,20 @@ impl<F: Frontend> Variants<F> {
             subject: best.map(|(_, subject)| subject),
             near,
         }))
+    }
+
+    /// Of replays that have ended: for each variant, the replay that has ended and says that one of this variant would, too.
+    fn ruled_out<'a>(&self, unanswered: &'a [Unanswered]) -> Vec<Option<&'a Unanswered>> {
+        if unanswered.is_empty() {
+            return Vec::new();
+        }
+        let trace = |id: u32| (self.all.iter().find(|one| one.id == id)).map(|one| &one.trace);
+        let rules_out = |ended: &Unanswered, variant: &Variant<F>| {
+            let fails = |trace| variant.trace.fails_as(trace, &ended.failed);
+            ended.id == variant.id || trace(ended.id).is_some_and(fails)
+        };
+        let by = |variant: &Variant<F>| unanswered.iter().find(|ended| rules_out(ended, variant));
+        self.all.iter().map(by).collect()
     }
 
     /// Where the variants are that apply to the call but for `hyperparameters` that only arithmetic was seen on.

@@ -27,10 +27,7 @@ REFUSED = {
     "Canine": "no recorded op wrote",  # max_pool1d without gradients, which writes below the dispatcher
     "FSMT": "reads a tensor on the host",
     "JetMoe": r"Tensor\.tolist",
-    "LongformerForSequence": SHAPES,
-    "OpenAIPrivacyFilter": SHAPES,
-    "SwitchTransformers": SHAPES,
-    "T5Gemma2": SHAPES,
+    "SwitchTransformers": SHAPES,  # of the tokens of each expert
 }
 #: What gives each block an object that is new in every call, of which it is a part: a cache.
 NEW_OBJECTS = ("Gemma4", "Nemotron3_5")
@@ -106,5 +103,7 @@ def test_blocks_of_each(task: str, kind: str, name: str) -> None:
     check_same(expected, run(script, region))
     new_objects = any(part in name for part in NEW_OBJECTS)
     for each in regions:
+        if any(subject.startswith("the shape of a result") for subject in each.stats.guard_misses):
+            continue  # of the tokens of each expert
         called = each.stats.calls > 0  # of a part that only other inputs reach
         assert not called or each.stats.replays >= LEAST_REPLAYED or each.stats.refusals or new_objects, each.stats

@@ -1,6 +1,6 @@
 """Training loops of frameworks as they come, with no edit but the line of `rote.capture`: torchtitan, the Trainer of
-Hugging Face, trl, accelerate, Lightning and Stable-Baselines3. The scripts are those of `examples/`, whose `train`
-takes the capture.
+Hugging Face, trl, accelerate, Lightning, PyTorch Geometric and Stable-Baselines3. The scripts are those of
+`examples/`, whose `train` takes the capture.
 
 Each has an eager twin in the same process, from the same seed.
 """
@@ -24,7 +24,7 @@ from test_loops import captured
 from test_regions import check_regions
 from torch import Tensor, nn
 
-for package in ("transformers", "accelerate", "lightning", "torchtitan", "trl", "stable_baselines3"):
+for package in ("transformers", "accelerate", "lightning", "torchtitan", "trl", "stable_baselines3", "torch_geometric"):
     pytest.importorskip(package, reason="make test-wild installs it")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -97,6 +97,16 @@ def test_stable_baselines(name: str, steps: int) -> None:
     if not ORACLE_ONLY:
         (stats,) = found.steps[0].stats.values()
         assert stats.replays > 0.75 * stats.calls, stats
+
+
+@pytest.mark.parametrize("convolution", ["GCNConv", "GATConv", "SAGEConv", "TransformerConv", "ChebConv"])
+def test_graph_network(convolution: str) -> None:
+    def script(capture: Capture) -> Any:
+        _, model, told = example("graph_network").train(convolution, STEPS, capture)
+        yield told
+        return model
+
+    replayed(script, 30)
 
 
 def torchtitan(capture: Capture, shards: int = 1) -> Any:

@@ -1,5 +1,6 @@
 """Scripts as they are, run by ``python -m rote``: they print and leave what they print and leave without it."""
 
+import os
 import random
 import re
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 import torch
 from extent import EVERYTHING
 from oracle import ORACLE_ONLY
-from rote._script import Captures
+from rote._script import MOST_MADE, Captures
 
 MODEL = """
 import argparse
@@ -196,7 +197,24 @@ while True:
     if turn >= 3 * args.steps:
         break
 """
+NESTED = """
+def main():
+    def train_step(x, y):
+        loss = nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    for epoch in range(3):
+        for x, y in batches(args.steps):
+            loss = train_step(x, y)
+    print(loss.item())
+
+main()
+"""
 SCRIPTS = {
+    "nested": (NESTED, r"train.py: main.<locals>.train_step: (\d+) of 90"),
     "accumulates": (ACCUMULATES, r"(?s)region model: (\d+) of .*train.py: module \(line \d+\): (\d+) of 90"),
     "text": (TEXT, r"train.py: module \(line \d+\): (\d+) of 90"),
     "seen by functions": (SEEN_BY_FUNCTIONS, r"train.py: module \(line \d+\): (\d+) of 90"),
@@ -209,9 +227,11 @@ SCRIPTS = {
 }
 
 
-def ran(directory: Path, *how: str) -> subprocess.CompletedProcess[str]:
-    """What Python does in a directory."""
-    return subprocess.run([sys.executable, *how], cwd=directory, capture_output=True, text=True, timeout=300)
+def ran(directory: Path, *how: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """What Python does in a directory. ``path``: where it finds more packages."""
+    places = [str(path), os.environ.get("PYTHONPATH", "")] if path else []
+    more = {"env": {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}} if path else {}
+    return subprocess.run([sys.executable, *how], cwd=directory, capture_output=True, text=True, timeout=300, **more)
 
 
 @pytest.mark.sampled(2)
@@ -242,6 +262,45 @@ def test_modules_by_name(tmp_path: Path) -> None:
     eager = ran(tmp_path, "-m", "package.train")
     found = ran(tmp_path, "-m", "rote", "--quiet", "-m", "package.train")
     assert (found.stdout, found.stderr, found.returncode) == (eager.stdout, "", 0), eager.stderr + found.stderr
+
+
+TRAINER = """
+from .loop import train_one_epoch
+"""
+FITS = """
+import trainer
+
+for epoch in range(3):
+    print(trainer.train_one_epoch(model, optimizer, batches(args.steps)))
+"""
+
+
+def test_installed_packages(tmp_path: Path) -> None:
+    """What trains in them is captured if they are named, and else they are named."""
+    package = tmp_path / "site-packages" / "trainer"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(TRAINER)
+    (package / "loop.py").write_text(ENGINE)
+    (tmp_path / "train.py").write_text(MODEL + FITS + LEFT)
+    eager = ran(tmp_path, "train.py", path=package.parent)
+    without = ran(tmp_path, "-m", "rote", "train.py", path=package.parent)
+    found = ran(tmp_path, "-m", "rote", "--package", "trainer", "train.py", path=package.parent)
+    assert eager.stdout == without.stdout == found.stdout and not eager.returncode, eager.stderr + found.stderr
+    assert "nothing" in without.stderr and "packages that do: trainer (--package" in without.stderr
+    match = re.search(r"trainer/loop.py: train_one_epoch \(line 6\): (\d+) of 90", found.stderr)
+    assert match and int(match[1]) > 45, found.stderr
+
+
+def test_steps_that_are_made_many_times(tmp_path: Path) -> None:
+    many = """
+for run in range(12):
+    main()
+"""
+    (tmp_path / "train.py").write_text(MODEL + NESTED + many + LEFT)
+    eager = ran(tmp_path, "train.py", "--steps", "4")
+    found = ran(tmp_path, "-m", "rote", "train.py", "--steps", "4")
+    assert eager.stdout == found.stdout and not eager.returncode, eager.stderr + found.stderr
+    assert len(re.findall("main.<locals>.train_step", found.stderr)) == MOST_MADE
 
 
 def test_how_scripts_end(tmp_path: Path) -> None:

@@ -6,10 +6,11 @@
 
 use hashbrown::HashSet;
 use rote_plans::{
-    Arg, Binding, DType, GradResult, Instr, Kind, Meta, Output, Placement, Plan, Region, ValueId,
-    is_check, result,
+    Arg, Binding, DType, Def, GradResult, Instr, Kind, Meta, Output, Placement, Plan, Region,
+    ValueId, is_check, result,
 };
 
+use crate::recorder::OF_FIXED_SHAPE;
 use crate::refusal::Refusal;
 use crate::scalars::{AS_WRITTEN, TracedFloats};
 
@@ -42,17 +43,24 @@ pub struct Answer<'a> {
     pub dtype: DType,
     /// The number as [`rote_plans::CHECK_NUMBER`] takes it, or 1 if the tensors were equal.
     pub bits: i64,
+    /// The shape that a result had, if it depends on data.
+    pub shape: Option<&'a [i64]>,
+    /// The op that made that result.
+    op: &'a str,
 }
 
 impl PartialEq for Answer<'_> {
     /// Up to an answer that differs, the step asks the same.
     fn eq(&self, other: &Self) -> bool {
-        (self.dtype, self.bits) == (other.dtype, other.bits)
+        (self.dtype, self.bits, self.shape) == (other.dtype, other.bits, other.shape)
     }
 }
 
 impl std::fmt::Display for Answer<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(shape) = self.shape {
+            return write!(f, "{shape:?}");
+        }
         match self.dtype {
             DType::BOOL => write!(f, "{}", self.bits != 0),
             DType::F16 | DType::BF16 | DType::F32 | DType::F64 => {
@@ -63,7 +71,42 @@ impl std::fmt::Display for Answer<'_> {
     }
 }
 
+/// A check that has failed in a replay.
+#[derive(Clone, Debug)]
+pub struct Failed {
+    /// Which of the recording's checks it was, counted from 0.
+    pub check: usize,
+    /// What it has found, if that is known: see [`Answer::is`].
+    pub found: Option<Vec<i64>>,
+}
+
+impl Answer<'_> {
+    /// Whether a check of this answer finds it in a number or the dimensions of a shape.
+    fn is(&self, found: &[i64]) -> bool {
+        match self.shape {
+            Some(shape) => shape == found,
+            None => [self.bits] == *found,
+        }
+    }
+}
+
 impl Trace {
+    /// Whether a replay of this recording would end as one of another recording has: the step asks the same up to the
+    /// check that failed there, and this recording has an answer that was not found.
+    pub fn fails_as(&self, other: &Trace, failed: &Failed) -> bool {
+        let Some(found) = &failed.found else {
+            return false;
+        };
+        let (mut ours, mut theirs) = (self.answers(), other.answers());
+        let same_before = (ours.by_ref().take(failed.check)).eq(theirs.by_ref().take(failed.check));
+        match (ours.next(), theirs.next()) {
+            (Some(ours), Some(theirs)) if same_before => {
+                (ours.source, ours.dtype) == (theirs.source, theirs.dtype) && !ours.is(found)
+            }
+            _ => false,
+        }
+    }
+
     /// The answers about data that the step got, in order.
     pub fn answers(&self) -> impl Iterator<Item = Answer<'_>> {
         let plan = &self.plan;
@@ -75,9 +118,15 @@ impl Trace {
                 return None;
             }
             let (asked, answer) = plan.args[args.indices()].split_first()?;
+            let (mut shape, mut op) = (None, "");
             let (dtype, bits) = match (asked, answer.last()?) {
                 (Arg::Value(value), Arg::Int(bits)) => (plan.values[*value as usize].dtype, *bits),
                 (_, Arg::Bool(equal)) => (DType::BOOL, i64::from(*equal)),
+                (Arg::Value(value), Arg::Ints(dims)) => {
+                    shape = Some(plan.dims(*dims));
+                    op = made_by(plan, *value);
+                    (DType::I64, 0)
+                }
                 _ => return None,
             };
             let source = self.sources.get(at).map_or("", String::as_str);
@@ -85,6 +134,8 @@ impl Trace {
                 source,
                 dtype,
                 bits,
+                shape,
+                op,
             })
         })
     }
@@ -95,6 +146,17 @@ impl Trace {
         let (ours, theirs) = (self.answers().zip(other.answers())).find(|(a, b)| a != b)?;
         if ours.dtype == DType::BOOL {
             return None;
+        }
+        if ours.shape.is_some() {
+            return Some(Refusal::op(
+                ours.op,
+                ours.source,
+                format!(
+                    "makes a result whose shape depends on tensor data: it was {theirs} in one call and {ours} in the \
+                     next, and a plan holds one shape"
+                ),
+                OF_FIXED_SHAPE,
+            ));
         }
         Some(Refusal::op(
             "aten::_local_scalar_dense",
@@ -216,6 +278,18 @@ pub fn compare(a: &Trace, known: &[Source], b: &Trace) -> Result<Vec<Source>, Re
         ));
     }
     Ok(sources)
+}
+
+/// The op that makes a value.
+fn made_by(plan: &Plan, value: ValueId) -> &str {
+    let instr = match plan.values[value as usize].def {
+        Def::Instr(at) => plan.instrs.get(at as usize),
+        _ => None,
+    };
+    match instr {
+        Some(Instr::Local { op, .. }) => plan.str(*op),
+        _ => "",
+    }
 }
 
 /// A number may come from a float that came about otherwise in the other recording: then none of the sources that

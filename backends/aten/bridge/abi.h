@@ -368,6 +368,7 @@ int rote_bridge_run_free(Program *, uint32_t);
 int rote_bridge_group(const char *, uint64_t *, uint32_t *, int *);
 int rote_bridge_gather(const char *, uint64_t, const uint8_t *, uint64_t, uint8_t *);
 int rote_bridge_compare_checks(const char *, uint64_t);
+const int64_t *rote_bridge_found_answer(uint64_t *);
 int rote_bridge_without_gil(int (*)(void *), void *);
 int rote_bridge_watch_new(Watching **);
 void rote_bridge_watch_free(Watching *);

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <optional>
 #include <stdexcept>
+#include <vector>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/utils/pybind.h>
@@ -35,17 +36,27 @@ inline bool same_on_all(bool same) {
   return same;
 }
 
+// What a check of this thread has found in place of the answer that its plan is for; none if only other ranks have.
+inline thread_local std::optional<std::vector<int64_t>> found_answer;
+
 // Ends a run. No c10::Error: these gather a backtrace, and another answer is nothing unusual.
-inline void answer_is(bool same) {
+inline void answer_is(at::IntArrayRef expected, at::IntArrayRef found) {
+  bool same = expected == found;
+  found_answer.reset();
+  if (!same) found_answer = found.vec();
   if (checks_compared) same = same_on_all(same);
   if (!same) throw std::runtime_error("the step would read another value on the host than the plan is for");
 }
 
 inline void check_number(const at::Tensor& number, int64_t bits) {
-  answer_is(bits_of(at::_local_scalar_dense(number)) == bits);
+  answer_is(bits, bits_of(at::_local_scalar_dense(number)));
 }
 
-inline void check_equal(const at::Tensor& a, const at::Tensor& b, bool equal) { answer_is(at::equal(a, b) == equal); }
+inline void check_equal(const at::Tensor& a, const at::Tensor& b, bool equal) {
+  answer_is(int64_t{equal}, int64_t{at::equal(a, b)});
+}
+
+inline void check_shape(const at::Tensor& result, at::IntArrayRef shape) { answer_is(shape, result.sizes()); }
 
 // Makes the ops known to PyTorch, for as long as the process lasts.
 inline void register_checks() {
@@ -53,6 +64,7 @@ inline void register_checks() {
   static bool registered = [] {
     library->def("check_number(Tensor number, int bits) -> ()", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(check_number)));
     library->def("check_equal(Tensor a, Tensor b, bool equal) -> ()", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(check_equal)));
+    library->def("check_shape(Tensor(a!) result, int[] shape) -> ()", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(check_shape)));
     return true;
   }();
   (void)registered;

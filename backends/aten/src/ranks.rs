@@ -83,6 +83,16 @@ pub(crate) fn compare_checks(group: Option<&Group>) -> Result<(), ReplayError> {
     bridge.check(unsafe { (bridge.functions().compare_checks)(name, number) })
 }
 
+/// What the last check of this thread that has ended a replay has found in place of the recorded answer, if it was this
+/// rank's own.
+pub(crate) fn found_answer() -> Option<Vec<i64>> {
+    let mut n = 0;
+    // SAFETY: the number is there for the call.
+    let found = unsafe { (Bridge::get().functions().found_answer)(&raw mut n) };
+    // SAFETY: so many integers of this thread's, which stay until its next check.
+    (!found.is_null()).then(|| unsafe { std::slice::from_raw_parts(found, n as usize) }.to_vec())
+}
+
 /// Calls `body` with the GIL released.
 ///
 /// # Errors

@@ -171,6 +171,7 @@ functions! {
     group: fn(*const c_char, *mut u64, *mut u32, *mut c_int) -> c_int;
     gather: fn(*const c_char, u64, *const u8, u64, *mut u8) -> c_int;
     compare_checks: fn(*const c_char, u64) -> c_int;
+    found_answer: fn(*mut u64) -> *const i64;
     without_gil: fn(unsafe extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int;
     watch_new: fn(*mut *mut Watching) -> c_int;
     watch_free: fn(*mut Watching);

@@ -36,6 +36,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--no-regions", action="store_true", help="leave modules as they are where a step cannot be replayed"
     )
+    parser.add_argument(
+        "--package",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="capture what trains in this installed package too, as in the script (may be given several times)",
+    )
     parser.add_argument("--report", metavar="FILE", help="write a report on each step and loop to this file")
     parser.add_argument("--quiet", action="store_true", help="print no table at the end")
     parser.add_argument("-m", dest="is_module", action="store_true", help="the script is the name of a module")
@@ -88,6 +95,8 @@ def _report(captures: Captures, file: str | None, quiet: bool) -> None:
             "  nothing: no loop or function of this script's own files calls backward() (docs/integrations.md has the "
             "line for frameworks)"
         ]
+        if packages := captures.packages_that_train():
+            rows.append(f"  packages that do: {', '.join(packages)} (--package NAME captures what trains in one)")
     print("rote: what was captured", *rows, sep="\n", file=sys.stderr)
 
 
@@ -99,7 +108,11 @@ def main() -> None:
     from ._script import Captures, Finder
 
     captures = Captures(
-        plans=arguments.plans, verify=arguments.verify, strict=arguments.strict, regions=not arguments.no_regions
+        arguments.package,
+        plans=arguments.plans,
+        verify=arguments.verify,
+        strict=arguments.strict,
+        regions=not arguments.no_regions,
     )
     path, package, spec = _location(arguments.script, arguments.is_module)
     try:

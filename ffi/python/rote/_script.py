@@ -8,17 +8,20 @@ runs a step; loops in the text of a module become calls of their turns.
 from __future__ import annotations
 
 import ast
+import collections
 import functools
 import importlib.abc
 import importlib.machinery
 import itertools
 import os
 import symtable
+import sys
+import tokenize
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
 
-from . import _loops
+from . import _introspect, _loops
 from ._capture import capture
 from ._capture_loops import captured_turn, with_captured_loops
 from ._captured import Captured, step_of
@@ -27,6 +30,10 @@ from ._return_places import sees_variables
 
 _LOOPS, _STEP = "_what captures loops", "_what captures a step"  # no variable of a script is named so
 _OF_OPTIMIZERS = frozenset({"step", "zero_grad"})
+_STEPS = frozenset({"step"})  # inside of functions: what zeroes and goes backward may be a closure for `step`
+_NEVER = frozenset({"torch", "rote"})
+#: How many steps are captured that the same text has made.
+MOST_MADE = 8
 # Scopes that run where they stand.
 _COMPREHENSIONS = frozenset({"listcomp", "setcomp", "dictcomp"})
 
@@ -34,12 +41,30 @@ _COMPREHENSIONS = frozenset({"listcomp", "setcomp", "dictcomp"})
 class Captures:
     """What is captured of a script."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, packages: Sequence[str] = (), **options: Any) -> None:
+        """``packages``: installed packages that are captured as the user's own modules are."""
         self._options = options
+        self._packages = frozenset(packages)
+        self._made: collections.Counter[types.CodeType] = collections.Counter()
         #: Each captured step and turn of a loop, with the file that it is in.
         self.found: list[tuple[str, Captured[..., Any]]] = []
         #: Why loops that train are not captured.
         self.why: list[str] = []
+
+    def captures(self, module: str, file: str) -> bool:
+        """Whether what trains in a module is captured."""
+        return is_own_file(file) or module.partition(".")[0] in self._packages
+
+    def packages_that_train(self) -> list[str]:
+        """The installed packages, of those imported and not captured, that have something to capture."""
+        found = set[str]()
+        for name, module in list(sys.modules.items()):
+            package, file = name.partition(".")[0], (_introspect.own(module) or {}).get("__file__")
+            if package in {*found, *_NEVER, *sys.stdlib_module_names} or type(file) is not str:
+                continue
+            if file.endswith(".py") and not self.captures(name, file) and _has_what_trains(file):
+                found.add(package)
+        return sorted(found)
 
     def code(self, source: str, path: str, names: dict[str, Any]) -> types.CodeType:
         """The code of a module. ``names``: its globals, which get what the code uses beside."""
@@ -70,7 +95,10 @@ class Captures:
         return made  # type: ignore[no-any-return]
 
     def step(self, file: str, function: types.FunctionType) -> Callable[..., Any]:
-        """A function that is captured."""
+        """A function that is captured, unless it is one of many that the same text has made."""
+        self._made[function.__code__] += 1
+        if self._made[function.__code__] > MOST_MADE:
+            return function
         captured = capture(function, **self._options)
         step_of(captured).keeps_prints = True
         self.found.append((file, captured))
@@ -99,7 +127,7 @@ class _Decorating(ast.NodeTransformer):
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         if _loops.trains(node.body):
             return self._decorated(node, _LOOPS, Captures.loops)
-        if not self._is_inside and _runs_step(node):
+        if _runs_step(node, _OF_OPTIMIZERS if not self._is_inside else _STEPS):
             return self._decorated(node, _STEP, Captures.step)
         before, self._is_inside = self._is_inside, True
         self.generic_visit(node)
@@ -119,12 +147,22 @@ class _Decorating(ast.NodeTransformer):
         return node
 
 
-def _runs_step(node: ast.FunctionDef) -> bool:
-    """Whether a function goes backward and calls an optimizer, and is no generator."""
+def _runs_step(node: ast.FunctionDef, of_optimizers: Set[str]) -> bool:
+    """Whether a function goes backward and calls one of these methods, and is no generator."""
     every = list(_loops.outer_nodes(node.body))
     called = {each.func.attr for each in every if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)}
     yields = any(isinstance(each, ast.Yield | ast.YieldFrom) for each in every)
-    return "backward" in called and not called.isdisjoint(_OF_OPTIMIZERS) and not yields
+    return "backward" in called and not called.isdisjoint(of_optimizers) and not yields
+
+
+def _has_what_trains(file: str) -> bool:
+    """Whether a module has a loop or a step that would be captured."""
+    try:
+        with tokenize.open(file) as text:
+            source = text.read()
+        return ".backward(" in source and bool(_Decorating(ast.parse(source)).used)
+    except (OSError, SyntaxError, UnicodeDecodeError):
+        return False
 
 
 def _uses_rote(tree: ast.Module) -> bool:
@@ -169,7 +207,8 @@ def _before_loops(tree: ast.Module) -> set[int]:
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules that a script imports, where they are the user's own, and captures what they train."""
+    """Finds the modules that a script imports, and captures what they train: the user's own, and those of the packages
+    that were named."""
 
     def __init__(self, captures: Captures) -> None:
         self._captures = captures
@@ -179,7 +218,7 @@ class Finder(importlib.abc.MetaPathFinder):
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is None or type(spec.loader) is not importlib.machinery.SourceFileLoader:
             return None
-        if spec.origin is None or not is_own_file(spec.origin):
+        if spec.origin is None or not self._captures.captures(name, spec.origin):
             return None
         spec.loader = _Loader(name, str(spec.origin), self._captures)
         return spec

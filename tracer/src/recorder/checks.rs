@@ -2,7 +2,7 @@
 //! tensors which a replay would find stale.
 
 use super::{Recorder, met, tensors};
-use crate::event::{ArgEvent, OpEvent};
+use crate::event::{ArgEvent, Argument, OpEvent, TensorEvent};
 use crate::refusal::Refusal;
 use rote_passes::ops::ABSOLUTE;
 use rote_plans::DType;
@@ -38,6 +38,21 @@ pub(super) fn turns(name: &str) -> bool {
             | "aten::swapaxes_"
             | "aten::as_strided_"
     )
+}
+
+/// What to do where the shape of a result depends on data.
+pub const OF_FIXED_SHAPE: &str = "use an op whose result has a fixed shape (in PyTorch torch.where, topk, masked_fill), \
+     or do this outside the captured function";
+
+/// Whether an op picks elements by integers: as many as there are integers.
+pub(super) fn indexes_by_integers(op: &OpEvent<'_>) -> bool {
+    let is_mask =
+        |t: &TensorEvent<'_>| t.storage != 0 && matches!(t.dtype, DType::U8 | DType::BOOL);
+    let has_mask = |arg: &Argument<'_>| match &arg.value {
+        ArgEvent::Tensors(list) => list.iter().any(is_mask),
+        _ => false,
+    };
+    op.name == "aten::index" && !op.args.iter().skip(1).any(has_mask)
 }
 
 /// Ops of PyTorch with an answer for the host that depends on nothing but the meta
@@ -109,21 +124,14 @@ impl Recorder {
 
     /// Refuses ops that a plan can never hold.
     pub(super) fn check(&self, op: &OpEvent<'_>) -> Result<(), Refusal> {
-        let indexes_by_integers = op.name == "aten::index"
-            && !op.args.iter().skip(1).any(|arg| match &arg.value {
-                ArgEvent::Tensors(list) => list
-                    .iter()
-                    .any(|t| t.storage != 0 && matches!(t.dtype, DType::U8 | DType::BOOL)),
-                _ => false,
-            });
+        let indexes_by_integers = indexes_by_integers(op);
         // What it packs, and how long the result is, depends on lengths that lie in a tensor.
         let packs = op.name == "aten::_pack_padded_sequence";
-        if op.data_dependent && !indexes_by_integers || packs {
+        if op.data_dependent && !indexes_by_integers && !self.may_check_shapes(op) || packs {
             return Self::refuse(
                 op,
                 "makes a result whose shape or value on the host depends on tensor data",
-                "use an op whose result has a fixed shape (in PyTorch torch.where, topk, masked_fill), or do this \
-                 outside the captured function",
+                OF_FIXED_SHAPE,
             );
         }
         if op.inplace_view {

@@ -53,6 +53,7 @@ use rote_plans::{
 use crate::event::{ArgEvent, OpEvent, TensorEvent};
 use crate::refusal::Refusal;
 use crate::tables::Tables;
+pub(crate) use checks::OF_FIXED_SHAPE;
 pub use reads::{checks_can_agree, checks_come_first, has_checks};
 use roots::{Candidate, Geometry, Named, Root};
 use rote_passes::liveness;
@@ -194,6 +195,7 @@ impl Recorder {
                 Self::check_answers(op)?;
             }
             self.local(op)?;
+            self.check_shapes(op)?;
         }
         Ok(())
     }

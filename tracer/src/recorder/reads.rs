@@ -13,9 +13,11 @@ use hashbrown::HashSet;
 use rote_passes::liveness::{for_each_out, for_each_value, for_each_written};
 use rote_passes::reorder;
 use rote_plans::{
-    CHECK_EQUAL, CHECK_NUMBER, DType, Instr, NONE, Plan, ValueId, is_check, keeps_to_arguments,
+    CHECK_EQUAL, CHECK_NUMBER, CHECK_SHAPE, DType, Instr, NONE, Plan, ValueId, is_check,
+    keeps_to_arguments,
 };
 
+use super::checks::{OF_FIXED_SHAPE, indexes_by_integers};
 use super::{Recorder, shadows, tensors};
 use crate::event::{ArgEvent, Argument, OpEvent, TensorEvent};
 use crate::refusal::Refusal;
@@ -71,6 +73,21 @@ fn bits(dtype: DType, number: &ArgEvent<'_>) -> Option<i64> {
     }
 }
 
+/// Ops of which the shapes of results depend on data, and nothing else that the host learns: a check of the shapes makes
+/// sure of all of it.
+const SHAPED_BY_DATA: &[&str] = &[
+    "aten::_unique",
+    "aten::_unique2",
+    "aten::bincount",
+    "aten::index",
+    "aten::masked_select",
+    "aten::nonzero",
+    "aten::repeat_interleave",
+    "aten::unique_consecutive",
+    "aten::unique_dim",
+    "aten::unique_dim_consecutive",
+];
+
 /// Whether an op gives the host nothing but an answer about the data of its arguments.
 pub(super) fn asks(op: &OpEvent<'_>) -> bool {
     matches!(
@@ -96,6 +113,35 @@ impl Recorder {
         has_checks(&self.tables.plan)
     }
 
+    /// Whether a plan can hold an op of which the shapes of results depend on the data of its arguments.
+    pub(super) fn may_check_shapes(&self, op: &OpEvent<'_>) -> bool {
+        self.may_ask && SHAPED_BY_DATA.contains(&op.name) && !self.may_be_on_its_way(op)
+    }
+
+    /// Puts checks behind an op, of the shapes of its results: Python, and all recorded ops behind it, go by them.
+    pub(super) fn check_shapes(&mut self, op: &OpEvent<'_>) -> Result<(), Refusal> {
+        if !op.data_dependent || indexes_by_integers(op) || !self.may_check_shapes(op) {
+            return Ok(());
+        }
+        for result in op.outs.iter().flat_map(tensors).filter(|t| t.storage != 0) {
+            let argument = |value, written| Argument { value, written };
+            let sizes = ArgEvent::Ints(result.sizes);
+            let check = OpEvent {
+                name: CHECK_SHAPE,
+                overload: "",
+                args: vec![
+                    argument(ArgEvent::Tensor(*result), true),
+                    argument(sizes, false),
+                ],
+                outs: Vec::new(),
+                data_dependent: false,
+                ..op.clone()
+            };
+            self.put_check(op, &check)?;
+        }
+        Ok(())
+    }
+
     /// Puts a check in the place of a question.
     pub(super) fn question_of_data(&mut self, op: &OpEvent<'_>) -> Result<(), Refusal> {
         let check = check_of(op).filter(|_| self.may_ask);
@@ -106,7 +152,12 @@ impl Recorder {
         if self.may_be_on_its_way(op) {
             return Err(self.host_read(op, None));
         }
-        self.local(&check)?;
+        self.put_check(op, &check)
+    }
+
+    /// Records a check for an op, if a replay can begin anew there.
+    fn put_check(&mut self, op: &OpEvent<'_>, check: &OpEvent<'_>) -> Result<(), Refusal> {
+        self.local(check)?;
         if let Some(lasting) = self.first_lasting {
             let at = self.len() - 1;
             if ahead(&self.tables.plan, at).is_some() {
@@ -183,6 +234,10 @@ impl Recorder {
                  PyTorch); an optimizer of your own can compute with its step counter as a tensor"
             }
         };
+        if SHAPED_BY_DATA.contains(&op.name) {
+            let reason = format!("makes a result whose shape depends on tensor data{after}");
+            return Refusal::op(op.name, op.source, reason, OF_FIXED_SHAPE);
+        }
         Refusal::op(
             op.name,
             op.source,
@@ -392,6 +447,57 @@ mod tests {
         assert_eq!(program(&plan)[..2], ["sum %0 > %1", &check]);
         assert_eq!(program(&plan)[2..], rest);
         assert!(checks_come_first(&plan) && has_checks(&plan));
+    }
+
+    /// An op whose result has as many rows as the data says.
+    fn shaped<'a>(of: &'a Tensor, result: &'a Tensor) -> OpEvent<'a> {
+        let mut event = op("aten::nonzero", &[of], &[result]);
+        event.data_dependent = true;
+        event
+    }
+
+    #[test]
+    fn a_check_stands_behind_a_shape_that_depends_on_data() {
+        let (x, found, y) = (tensor(1, &[4]), tensor(2, &[3, 1]), tensor(3, &[3, 1]));
+        let mut recorder = asking(&[&x]);
+        record(
+            &mut recorder,
+            &[shaped(&x, &found), op("aten::relu", &[&found], &[&y])],
+        );
+        assert!(recorder.asks());
+        let (plan, _) = finish(recorder, &[&y]);
+        let lines = program(&plan);
+        assert_eq!(lines[0], "nonzero %0 > %1", "{lines:?}");
+        assert!(lines[1].starts_with("check_shape %1 "), "{lines:?}");
+        assert!(checks_come_first(&plan));
+        // Whoever reads the result stays behind the check, which says that it writes.
+        let mut written = Vec::new();
+        for_each_written(&plan, &plan.instrs[1], |root| written.push(root));
+        assert_eq!(written, [1]);
+    }
+
+    #[test]
+    fn shapes_behind_what_lasts_are_refused() {
+        let (x, state, found) = (tensor(1, &[4]), tensor(2, &[LARGE]), tensor(3, &[3, 1]));
+        let mut recorder = asking(&[&x, &state]);
+        record(&mut recorder, &[in_place("aten::add_", &state, &[&x])]);
+        let late = refusal(&mut recorder, &shaped(&state, &found));
+        assert!(
+            late.reason
+                .contains("shape depends on tensor data, after aten::add_"),
+            "{late}"
+        );
+        // What does not depend on it moves ahead of it.
+        let mut recorder = asking(&[&x, &state]);
+        let ops = [in_place("aten::add_", &state, &[&x]), shaped(&x, &found)];
+        record(&mut recorder, &ops);
+        let lines = program(&finish(recorder, &[&found]).0);
+        assert!(
+            lines[0].starts_with("nonzero") && lines[1].starts_with("check_shape"),
+            "{lines:?}"
+        );
+        // Without checks, such an op is refused.
+        refusal(&mut crate::sample::recorder(&[&x]), &shaped(&x, &found));
     }
 
     /// Elements of a state that is too large for a plan to copy it.

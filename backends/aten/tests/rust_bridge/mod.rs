@@ -825,6 +825,12 @@ extern "C" fn rote_bridge_compare_checks(_: *const c_char, _: u64) -> c_int {
     0
 }
 
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rote_bridge_found_answer(n: *mut u64) -> *const i64 {
+    unsafe { *n = 0 };
+    std::ptr::null()
+}
+
 /// Every rank says the same.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rote_bridge_gather(
