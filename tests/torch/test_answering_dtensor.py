@@ -114,7 +114,7 @@ def check_losses(expected: Run, found: Run) -> None:
                 )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("name", "arguments"), cases(test_equality, 4))
 def test_the_same_bits(name: str, arguments: dict[str, Any]) -> None:
     with mock.patch.object(test_equality, "check_equal", with_propagation("same", check_same)):

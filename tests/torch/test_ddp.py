@@ -156,6 +156,7 @@ def test_one_rank(name: str) -> None:
     check_equal(SETTINGS[name].script, replays=REPLAYS)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_two_ranks(name: str) -> None:

@@ -671,7 +671,7 @@ def test_replayed(body: Callable[..., Any], decorated: bool) -> None:
     check_right(script_of(body, decorated=decorated), replays=FOLLOWED[body] - 2 * decorated)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("between", BETWEEN[1:])

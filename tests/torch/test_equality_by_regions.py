@@ -44,7 +44,7 @@ def blocks(state: dict[str, Any]) -> list[nn.Module]:
     return list(model.layers) if isinstance(model, Llama) else [model]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(("name", "arguments"), list(cases()))
 def test_case(name: str, arguments: dict[str, Any]) -> None:
     known: list[nn.Module] = []

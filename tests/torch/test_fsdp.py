@@ -288,21 +288,21 @@ OF_FOUR = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.ranks(1)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_one_rank(name: str) -> None:
     check_equal(SETTINGS[name].script, replays=REPLAYS)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_two_ranks(name: str) -> None:
     check_equal(SETTINGS[name].script, replays=REPLAYS)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("name", OF_FOUR)
 def test_four_ranks(name: str) -> None:

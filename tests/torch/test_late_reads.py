@@ -313,6 +313,7 @@ def test_replayed(body: Callable[..., Any]) -> None:
     assert ORACLE_ONLY or replays(found.steps[0]) > 20, found.steps[0].stats
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("between", [nothing, limits])

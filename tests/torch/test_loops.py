@@ -1001,7 +1001,7 @@ def test_between_epochs(body: Callable[..., Any], between: Any) -> None:
     check_right(script_of(body, between), captured)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("options", [{"verify": 4}, {"verify_every": 3}, {"passes": "all"}, {"passes": "none"}])
@@ -1310,7 +1310,7 @@ def drawn(seed: int) -> str:
     )
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("part", range(24))

@@ -256,12 +256,14 @@ HOOKS: dict[str, Callable[[Job, Any, Any], Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("name", HOOKS)
 def test_seen_by_a_hook(name: str) -> None:
     check_right(script_of(by_a_hook(HOOKS[name])), captured)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("body", CASES)
 def test_right(body: Callable[..., Any]) -> None:

@@ -234,7 +234,7 @@ def ran(directory: Path, *how: str, path: Path | None = None) -> subprocess.Comp
     return subprocess.run([sys.executable, *how], cwd=directory, capture_output=True, text=True, timeout=300, **more)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_scripts(name: str, tmp_path: Path) -> None:
     source, told = SCRIPTS[name]

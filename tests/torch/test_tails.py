@@ -752,7 +752,7 @@ def test_left_whole(body: Callable[..., Any]) -> None:
     check_right(script_of(body, calls=50))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("between", [starts_again, loads, other_rate, evaluates_between, no_grads])
@@ -761,7 +761,7 @@ def test_between_calls(body: Callable[..., Any], between: Any) -> None:
     check_right(script_of(body, between, calls=56 if body in WITH_FRONT else CALLS))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("options", [{"verify": 4}, {"verify_every": 3}, {"passes": "all"}, {"passes": "none"}])
@@ -1107,7 +1107,7 @@ def drawn(seed: int) -> str:
     return CLASS.format(body="\n".join(indented(indented(lines))))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("part", range(24))
