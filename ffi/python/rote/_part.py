@@ -18,6 +18,7 @@ from ._naming import Naming, modes
 from ._native import c_text, check, lib
 from ._numbers import EAGER, MODE, STRUCTURE
 from ._recording import Recording
+from ._specs import looks_of
 from ._step import Step
 
 # Calls that a part leaves eager while it waits for the plan of another one.
@@ -204,7 +205,7 @@ def _looks(value: Any) -> Any:
     if kind is dict:
         return tuple(map(_looks, value.values()))
     if isinstance(value, torch.Tensor):
-        return value.shape, value.stride(), value.dtype
+        return looks_of(value)
     return kind
 
 

@@ -47,7 +47,7 @@ from ._region_checks import (
     wrappers,
 )
 from ._region_plan import Inputs, RegionPlan
-from ._specs import spec_text
+from ._specs import looks_of, spec_text
 from ._step import Stats, VerificationError
 
 # Calls from the first replay of a forward to that of its backward.
@@ -502,7 +502,7 @@ def _looks(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[Hashable]:
     for path, tensor in tensors:
         if isinstance(tensor, DTensor):
             yield spec_text(tensor._spec)
-        yield path, tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
+        yield path, *looks_of(tensor), tensor.device, tensor.requires_grad
 
 
 def _backward() -> None:

@@ -15,9 +15,9 @@ from torch.autograd.graph import Node
 from torch.utils import _pytree
 
 from . import _graph
-from ._memory import storage_of, version_of
+from ._memory import extent_of_tensor, storage_of, version_of
 from ._record import uncollected, unrecorded
-from ._specs import local_of, short_text
+from ._specs import has_strides, local_of, short_text
 from ._wrappers import REMEDY_INSIDE
 
 # What a result may hold beside tensors: it has no tensors in it.
@@ -43,7 +43,9 @@ class Look:
         self._given = [leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)]
         self._versions = [version_of(tensor) for tensor in (*self._given, *state)]
         with unrecorded():  # batch norm writes its statistics without a trace in their versions
-            self._buffers = [(tensor, local_of(tensor).clone()) for tensor in state if not tensor.requires_grad]
+            plain = filter(has_strides, (tensor for tensor in state if not tensor.requires_grad))
+            buffers = [tensor for tensor in plain if extent_of_tensor(tensor) is not None]
+            self._buffers = [(tensor, local_of(tensor).clone()) for tensor in buffers]
         #: The first sequence number of the graph that the call makes.
         self.begin = sequence_number()
 

@@ -69,6 +69,18 @@ def short_text(tensor: torch.Tensor) -> str:
     return text + (" requires grad" if tensor.requires_grad else "")
 
 
+def has_strides(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a shape and strides to speak of: it is neither sparse nor nested."""
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def looks_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """How a tensor looks: shape, strides and dtype; of one without strides, what it has."""
+    if has_strides(tensor):
+        return tensor.shape, tensor.stride(), tensor.dtype
+    return tensor.layout, tensor.dtype, None if tensor.is_nested else tensor.shape
+
+
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """The local tensor of a DTensor, the tensor itself otherwise."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
@@ -76,7 +88,7 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Where a plain tensor lies, and how it looks at its memory; equal as long as it stays the same tensor."""
-    if tensor.layout is not torch.strided or tensor.is_nested:
+    if not has_strides(tensor):
         return (tensor.layout, tensor.dtype)
     storage = torch._C.TensorBase.untyped_storage(tensor)
     return (
