@@ -334,10 +334,13 @@ impl<F: Frontend> ActiveRecording<F> {
         &self.recorder
     }
 
-    /// Refuses the recording, since the step handles errors of the last op at `handler`, and a
-    /// replay could not.
+    /// The step handles errors of the last op at `handler`, which a replay could not: it must be able to begin anew there,
+    /// or the recording is refused.
     pub fn handled(&mut self, handler: &str) {
-        self.refuse(self.recorder.handled(handler));
+        let refusal = self.recorder.handled(handler);
+        if !self.recorder.put_off_until_last(&refusal) {
+            self.refuse(refusal);
+        }
     }
 
     /// The gradient that a tensor had before the step was gone when the last op ran.

@@ -297,6 +297,7 @@ impl<F: Frontend> Session<F> {
         let mut agreed = agree && self.agree(found.as_ref().ok())?;
         let mut found = self.guarded(found);
         let mut unanswered: Vec<Unanswered> = Vec::new();
+        let mut again = self.config.max_variants; // each time, a rank rules one of its variants out
         let missed = loop {
             match found {
                 Found::Unchecked => return Ok(Next::Eager),
@@ -307,6 +308,10 @@ impl<F: Frontend> Session<F> {
                         Replayed::Done(next) => {
                             self.asking.replayed();
                             return Ok(next);
+                        }
+                        // Another rank has ended it: what this one has is right, and may be so again.
+                        Replayed::Answered(ended) if ended.is_right_here(late) && again > 0 => {
+                            again -= 1;
                         }
                         Replayed::Answered(ended) => {
                             self.asking.ended_in_vain();
@@ -473,7 +478,7 @@ impl<F: Frontend> Session<F> {
             return self.judge.pause(&self.frontend, call);
         }
         Ok(Some(format!(
-            "{most} variants are recorded, which is the limit (max_variants), and all are in use: calls that match no \
+            "the step has as many variants as max_variants={most} lets it have, and all are in use: calls that match no \
              variant run eagerly, until a variant was not used for {IDLE_CALLS} calls; the last miss was on {}",
             self.missed.as_deref().unwrap_or("?")
         )))
@@ -497,11 +502,13 @@ impl<F: Frontend> Session<F> {
 
     fn log_eager_miss(&self) {
         if let Some(subject) = &self.missed {
+            let expected = self.variants.expected(subject);
+            let expected =
+                expected.map_or(String::new(), |expected| format!("expected {expected}, "));
             tracing::info!(
                 target: "rote::guards",
-                "{}: {subject}: expected {}, found another value; the call runs eagerly",
+                "{}: {subject}: {expected}found another value; the call runs eagerly",
                 self.config.function,
-                self.variants.expected(subject)
             );
         }
     }

@@ -73,6 +73,14 @@ pub struct Unanswered {
     pub failed: Failed,
 }
 
+impl Unanswered {
+    /// Whether the check has found the recorded answer on this rank, and another rank has ended the replay. `late`:
+    /// whether the ranks compare their checks.
+    pub fn is_right_here(&self, late: bool) -> bool {
+        late && self.failed.found.is_none()
+    }
+}
+
 /// How plans are bound.
 #[derive(Clone, Debug)]
 pub struct Terms {
@@ -502,10 +510,10 @@ impl<F: Frontend> Variant<F> {
                 failed,
             }
         });
-        self.unanswered = if answered.is_some() {
-            self.unanswered + 1
-        } else {
-            0
+        let is_late = self.late.is_some();
+        self.unanswered = match &self.answered {
+            None => 0,
+            Some(ended) => self.unanswered + u32::from(!ended.is_right_here(is_late)),
         };
         if let Some(done) = self.chosen.arranged.take() {
             let row = self.passes.iter_mut().find(|(name, _)| *name == "arena");

@@ -974,8 +974,9 @@ int rote_record_trust(struct RoteSession *session,
                       uint32_t *variant,
                       int *bound);
 
-// Refuses the recording, because the step handles errors of the op that was recorded last. A replay could not
-// run the handler. `handler` is the source line of the handler. Returns `ROTE_REFUSED`.
+// Says that the step handles errors of the op that was recorded last. A replay could not run the handler. If it could
+// not begin anew there either, the recording is refused. `handler` is the source line of the handler. Returns `ROTE_OK`
+// or `ROTE_REFUSED`.
 //
 // Requires:
 // Pointers must be live, and texts C strings.

@@ -184,8 +184,9 @@ pub unsafe extern "C" fn rote_record_trust(
     })
 }
 
-/// Refuses the recording, because the step handles errors of the op that was recorded last. A replay could not
-/// run the handler. `handler` is the source line of the handler. Returns `ROTE_REFUSED`.
+/// Says that the step handles errors of the op that was recorded last. A replay could not run the handler. If it could
+/// not begin anew there either, the recording is refused. `handler` is the source line of the handler. Returns `ROTE_OK`
+/// or `ROTE_REFUSED`.
 ///
 /// # Safety
 /// Pointers must be live, and texts C strings.
@@ -198,7 +199,10 @@ pub unsafe extern "C" fn rote_record_handled(
     unsafe {
         record!(session, |_, recording| {
             recording.handled(text(handler)?);
-            Ok(ROTE_REFUSED)
+            Ok(match recording.refusal() {
+                Some(_) => ROTE_REFUSED,
+                None => ROTE_OK,
+            })
         })
     }
 }

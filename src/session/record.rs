@@ -59,12 +59,15 @@ impl<F: Frontend> Active<F> {
     fn log_miss(&self, function: &str, variants: &Variants<F>) {
         if let Some(subject) = &self.missed {
             let found = guard_on(&self.recording.guard_texts(), subject);
-            tracing::info!(
-                target: "rote::guards",
-                "{function}: {subject}: expected {}, found {}",
-                variants.expected(subject),
-                found.as_deref().unwrap_or("absent")
-            );
+            let expected = variants.expected(subject);
+            let told = match (expected, found) {
+                (None, None) => "found another value".to_owned(), // by a check
+                (expected, found) => {
+                    let text = |value: Option<String>| value.unwrap_or_else(|| "absent".to_owned());
+                    format!("expected {}, found {}", text(expected), text(found))
+                }
+            };
+            tracing::info!(target: "rote::guards", "{function}: {subject}: {told}");
         }
     }
 }

@@ -155,11 +155,10 @@ impl<F: Frontend> Variants<F> {
         }
     }
 
-    /// What the variant that was used last expects of a subject, as text.
-    pub fn expected(&self, subject: &str) -> String {
+    /// What the variant that was used last expects of a subject, as text; `None` if it has no guard on it.
+    pub fn expected(&self, subject: &str) -> Option<String> {
         let variant = self.all.first();
-        let guard = variant.and_then(|variant| guard_on(&variant.parts.guards, subject));
-        guard.unwrap_or_else(|| "absent".to_owned())
+        variant.and_then(|variant| guard_on(&variant.parts.guards, subject))
     }
 
     /// Whether there is no room for another one: all are in use.

@@ -202,7 +202,7 @@ def same(expected: Any, found: Any) -> bool:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+    return tensor.reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def show(value: Any) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from models import inputs
 from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_equal_with_each, check_right, over
 from torch import Tensor, nn
@@ -220,7 +221,9 @@ def test_shapes_that_change_at_each_call_are_refused() -> None:
         calls = ((x, torch.arange(ROWS) <= call) for call, x in enumerate(inputs(12, ROWS, 4)))
         return over(capture, lambda x, mask: x[mask].sum(), calls)
 
-    with pytest.warns(UserWarning, match=r"aten::index.* it was \[\d+, 4\] in one call and \[\d+, 4\] in the next"):
+    with pytest.warns(
+        UserWarning, match=r"aten::index.* in each of the last recordings \(\[\d+, 4\], then \[\d+, 4\]\)"
+    ):
         check_right(script)
 
 
@@ -262,3 +265,59 @@ def test_losses_of_sequences_stay_right() -> None:
         return over(capture, step, rows(), state=net)
 
     check_right(script)
+
+
+@pytest.mark.parametrize("options", [{"verify": 3}, {"verify_every": 3}])
+def test_one_row_is_compared(options: dict[str, int]) -> None:
+    """A column of one row: one element, with the stride of a row."""
+
+    def script(capture: Capture, **_: object) -> Calls:
+        calls = ((x, torch.arange(ROWS) == call) for call, x in enumerate(inputs(14, ROWS, 4)))
+        return over(capture, lambda x, mask: x[mask][:, 1], calls, **options)
+
+    check_right(script, replays=1 if "verify" in options else 0)
+
+
+def test_results_in_given_tensors_are_refused() -> None:
+    def script(capture: Capture) -> Calls:
+        found = torch.zeros(9, 1, dtype=torch.int64)
+
+        def step(x: Tensor, mask: Tensor) -> Tensor:
+            torch.nonzero(mask, out=found)
+            return x[found[:, 0]]
+
+        calls = ((x, mask) for x, mask, _ in arguments(COUNTS["one"]))
+        return over(capture, step, calls, state=found, seen=lambda: found)
+
+    if ORACLE_ONLY:
+        pytest.skip("eager PyTorch refuses nothing")
+    with pytest.warns(UserWarning, match=r"aten::nonzero.* depends on tensor data"):
+        check_right(script)
+
+
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.ranks(2)
+def test_ranks_with_shapes_of_their_own_agree() -> None:
+    """Each rank has one of two shapes, at random: a rank whose shape was right tries it again with the others."""
+
+    def script(capture: Capture) -> Calls:
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+        def step(x: Tensor, mask: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            y = model(x)
+            count = mask.sum()
+            dist.all_reduce(count)
+            loss = y[mask & (count > 0)].square().sum()
+            loss.backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+            optimizer.step()
+            return loss.detach()
+
+        draw = random.Random(dist.get_rank())
+        calls = ((x, mask_of(draw.choice((5, 9)), draw)) for x in inputs(80, ROWS, 4))
+        return over(capture, step, calls, state=[model, optimizer], agree=True)
+
+    check_right(script, replays=40)

@@ -152,8 +152,8 @@ impl Trace {
                 ours.op,
                 ours.source,
                 format!(
-                    "makes a result whose shape depends on tensor data: it was {theirs} in one call and {ours} in the \
-                     next, and a plan holds one shape"
+                    "makes a result whose shape depends on tensor data, and was another one in each of the last recordings \
+                     ({theirs}, then {ours}): each shape needs a plan of its own"
                 ),
                 OF_FIXED_SHAPE,
             ));

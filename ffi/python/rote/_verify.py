@@ -112,7 +112,13 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's bytes, element after element."""
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
+    # One element is contiguous with any stride, and is no bytes then.
+    return (
+        flat.as_strided(flat.shape, (1,)).view(torch.uint8)
+        if flat.numel() == 1
+        else flat.contiguous().view(torch.uint8)
+    )
 
 
 def _has_memory(local: torch.Tensor) -> bool:

@@ -102,6 +102,8 @@ pub struct Recorder {
     ranks_agree: bool,
     /// The refusal of the step unless its plan writes to copies of tensors ahead of its checks.
     unless_shadowed: Option<Refusal>,
+    /// The ops of which the step handles errors, behind what lasts.
+    handled: Vec<usize>,
     /// Checks that must run before what lasts, and came later.
     ahead: Vec<usize>,
     /// For each path of a tensor whose gradient has gone, the instruction that has shown it.

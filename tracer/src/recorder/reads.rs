@@ -115,7 +115,9 @@ impl Recorder {
 
     /// Whether a plan can hold an op of which the shapes of results depend on the data of its arguments.
     pub(super) fn may_check_shapes(&self, op: &OpEvent<'_>) -> bool {
-        self.may_ask && SHAPED_BY_DATA.contains(&op.name) && !self.may_be_on_its_way(op)
+        let gives_new = op.args.iter().all(|arg| !arg.written); // no `out=`
+        let is_shaped = gives_new && SHAPED_BY_DATA.contains(&op.name);
+        self.may_ask && is_shaped && !self.may_be_on_its_way(op)
     }
 
     /// Puts checks behind an op, of the shapes of its results: Python, and all recorded ops behind it, go by them.
@@ -225,7 +227,8 @@ impl Recorder {
                 Instr::Collective(_) | Instr::Wait { .. }
             )
         });
-        let remedy = match sent && !self.ranks_agree && self.first_final.is_none() {
+        let agreeing = sent && !self.ranks_agree && self.first_final.is_none();
+        let remedy = match agreeing {
             true => {
                 "pass agree=True to rote.capture, if all ranks call the step equally often: they then agree about the value"
             }
@@ -236,7 +239,8 @@ impl Recorder {
         };
         if SHAPED_BY_DATA.contains(&op.name) {
             let reason = format!("makes a result whose shape depends on tensor data{after}");
-            return Refusal::op(op.name, op.source, reason, OF_FIXED_SHAPE);
+            let remedy = if agreeing { remedy } else { OF_FIXED_SHAPE };
+            return Refusal::op(op.name, op.source, reason, remedy);
         }
         Refusal::op(
             op.name,
@@ -249,28 +253,46 @@ impl Recorder {
         )
     }
 
-    /// The tensors that the plan has to write to copies of, so that a check can stand where it does.
-    fn shadowed(&self, check: usize) -> Option<Vec<ValueId>> {
-        shadows::shadowed(&self.tables.plan, check, self.ranks_agree)
+    /// The tensors that the plan has to write to copies of, so that a check can stand where it does, or an op can raise.
+    fn shadowed(&self, at: usize) -> Option<Vec<ValueId>> {
+        shadows::shadowed(&self.tables.plan, at, self.ranks_agree)
     }
 
-    /// Why the step can't be replayed, if it writes tensors ahead of a check and does more with them than a plan can put
-    /// off until that check has passed.
+    /// The step handles errors of the op that was recorded last, and has done what lasts: a replay must be able to begin
+    /// anew there. Comes back: whether a plan can put that off, as ahead of a check.
+    pub fn put_off_until_last(&mut self, refusal: &Refusal) -> bool {
+        let at = self.len() - 1;
+        if !self.may_ask || self.ranks_agree || self.unwaited() != 0 || self.shadowed(at).is_none()
+        {
+            return false;
+        }
+        self.handled.push(at);
+        self.unless_shadowed.get_or_insert(refusal.clone());
+        true
+    }
+
+    /// The last place where a replay must be able to begin anew: a check, or an op of which the step handles errors.
+    fn last_place(&self, counts: impl Fn(usize) -> bool) -> Option<usize> {
+        let plan = &self.tables.plan;
+        let is_check = |&at: &usize| checks(plan, &plan.instrs[at]) && counts(at);
+        let check = (0..plan.instrs.len()).rev().find(is_check);
+        check.max(self.handled.iter().max().copied())
+    }
+
+    /// Why the step can't be replayed, if it writes tensors ahead of such a place and does more with them than a plan can
+    /// put off until that has passed.
     pub fn late_check(&self) -> Option<Refusal> {
         let refusal = self.unless_shadowed.as_ref()?;
-        let plan = &self.tables.plan;
-        let mut late = (0..plan.instrs.len()).rev();
-        let last = late.find(|at| checks(plan, &plan.instrs[*at]) && !self.ahead.contains(at))?;
+        let last = self.last_place(|at| !self.ahead.contains(&at))?;
         match self.shadowed(last) {
             Some(_) => None,
             None => Some(refusal.clone()),
         }
     }
 
-    /// Puts writes of tensors off until the last check has passed.
+    /// Puts writes of tensors off until the last check has passed, and the last op of which the step handles errors.
     pub(super) fn write_behind_checks(&mut self) {
-        let plan = &self.tables.plan;
-        let last = plan.instrs.iter().rposition(|instr| checks(plan, instr));
+        let last = self.last_place(|_| true);
         let Some(last) = last.filter(|_| self.unless_shadowed.is_some()) else {
             return;
         };
@@ -304,6 +326,9 @@ impl Recorder {
         let order: Vec<usize> = front.into_iter().chain(rest).collect();
         reorder(plan, &order);
         self.sources = order.iter().map(|&at| self.sources[at]).collect();
+        for at in &mut self.handled {
+            *at = order.iter().position(|old| old == at).unwrap_or(*at);
+        }
     }
 }
 

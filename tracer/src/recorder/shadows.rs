@@ -18,13 +18,13 @@ use super::failing::{is_final, lasts};
 /// optimizer keeps, and no parameters of a large one.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// The tensors that a plan has to write to copies of, so that nothing that lasts comes before a check; `None` where that
-/// cannot be, or something else comes before it. `agree`: whether the ranks agree about checks, so that collectives may
+/// The tensors that a plan has to write to copies of, so that nothing that lasts comes before a check, or before an op that
+/// raises; `None` where that cannot be, or something else comes before it. `agree`: whether the ranks agree about checks, so that collectives may
 /// come before.
 pub(super) fn shadowed(plan: &Plan, check: usize, agree: bool) -> Option<Vec<ValueId>> {
     let mut found = Vec::new();
     let mut bytes = 0;
-    for instr in &plan.instrs[..check] {
+    for instr in &plan.instrs[..=check] {
         let lasts = match agree {
             true => is_final(plan, instr),
             false => lasts(plan, instr),
