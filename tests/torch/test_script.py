@@ -284,7 +284,9 @@ def test_installed_packages(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(MODEL + FITS + LEFT)
     eager = ran(tmp_path, "train.py", path=package.parent)
     without = ran(tmp_path, "-m", "rote", "train.py", path=package.parent)
-    found = ran(tmp_path, "-m", "rote", "--package", "trainer", "train.py", path=package.parent)
+    found = ran(tmp_path, "-m", "rote", "--package", "trainer.loop", "train.py", path=package.parent)
+    other = ran(tmp_path, "-m", "rote", "--package", "train-ers", "train.py", path=package.parent)
+    assert other.stdout == eager.stdout and "package train_ers: not imported by the script" in other.stderr
     assert eager.stdout == without.stdout == found.stdout and not eager.returncode, eager.stderr + found.stderr
     assert "nothing" in without.stderr and "packages that do: trainer (--package" in without.stderr
     match = re.search(r"trainer/loop.py: train_one_epoch \(line 6\): (\d+) of 90", found.stderr)

@@ -41,7 +41,7 @@ def _arguments() -> argparse.Namespace:
         metavar="NAME",
         action="append",
         default=[],
-        help="capture what trains in this installed package too, as in the script (may be given several times)",
+        help="capture what trains in this installed package, or module of one, too (may be given several times)",
     )
     parser.add_argument("--report", metavar="FILE", help="write a report on each step and loop to this file")
     parser.add_argument("--quiet", action="store_true", help="print no table at the end")
@@ -90,6 +90,7 @@ def _report(captures: Captures, file: str | None, quiet: bool) -> None:
         return
     rows = [row for name, step in captures.found for row in _rows(f"{name}: {step.__qualname__}", step.stats)]
     rows += [f"  {why}" for why in captures.why]
+    rows += [f"  package {name}: not imported by the script" for name in captures.not_imported()]
     if not rows:
         rows = [
             "  nothing: no loop or function of this script's own files calls backward() (docs/integrations.md has the "

@@ -42,9 +42,9 @@ class Captures:
     """What is captured of a script."""
 
     def __init__(self, packages: Sequence[str] = (), **options: Any) -> None:
-        """``packages``: installed packages that are captured as the user's own modules are."""
+        """``packages``: installed packages, or modules of these, that are captured as the user's own modules are."""
         self._options = options
-        self._packages = frozenset(packages)
+        self._packages = [name.replace("-", "_") for name in packages]
         self._made: collections.Counter[types.CodeType] = collections.Counter()
         #: Each captured step and turn of a loop, with the file that it is in.
         self.found: list[tuple[str, Captured[..., Any]]] = []
@@ -53,7 +53,12 @@ class Captures:
 
     def captures(self, module: str, file: str) -> bool:
         """Whether what trains in a module is captured."""
-        return is_own_file(file) or module.partition(".")[0] in self._packages
+        named = any(module == name or module.startswith(f"{name}.") for name in self._packages)
+        return named or is_own_file(file)
+
+    def not_imported(self) -> list[str]:
+        """The packages that were named, and that the script has not imported."""
+        return [name for name in self._packages if name not in sys.modules]
 
     def packages_that_train(self) -> list[str]:
         """The installed packages, of those imported and not captured, that have something to capture."""
