@@ -35,6 +35,7 @@ KINDS: dict[str, tuple[Callable[[], Tensor], Callable[[nn.Linear, Tensor], Tenso
         lambda layer, x: layer(x.dequantize()),
     ),
     "mkldnn": (lambda: whole().to_mkldnn(), lambda layer, x: layer(x.to_dense())),
+    "not made yet": (nn.parameter.UninitializedBuffer, lambda layer, x: layer(torch.ones(6, 6))),
     "meta": (lambda: whole().to("meta"), lambda layer, x: layer(torch.ones(x.shape))),
 }
 

@@ -5,6 +5,7 @@ import ctypes
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from ._specs import local_of
 
@@ -32,12 +33,13 @@ class _Buffer(ctypes.Structure):
 def storage_of(tensor: torch.Tensor) -> int:
     """The storage of a tensor, by its address; of one without, an address of nothing else."""
     local = local_of(tensor)
-    return int(local.untyped_storage()._cdata) if local.layout == torch.strided else id(tensor)
+    has_storage = local.layout == torch.strided and not is_lazy(local)
+    return int(local.untyped_storage()._cdata) if has_storage else id(tensor)
 
 
 def version_of(tensor: torch.Tensor) -> int:
     """How often a tensor was written, as autograd counts it."""
-    return 0 if tensor.is_inference() else tensor._version
+    return 0 if is_lazy(tensor) or tensor.is_inference() else tensor._version
 
 
 def extent_of_tensor(tensor: torch.Tensor) -> tuple[int, int, int] | None:

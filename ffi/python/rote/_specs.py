@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._collective_utils import MeshTopoInfo
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ._identity import by_identity
@@ -70,15 +71,16 @@ def short_text(tensor: torch.Tensor) -> str:
 
 
 def has_strides(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has a shape and strides to speak of: it is neither sparse nor nested."""
-    return tensor.layout is torch.strided and not tensor.is_nested
+    """Whether a tensor has a shape and strides to speak of: it is not sparse, nested, or yet to be made."""
+    return tensor.layout is torch.strided and not tensor.is_nested and not is_lazy(tensor)
 
 
 def looks_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     """How a tensor looks: shape, strides and dtype; of one without strides, what it has."""
     if has_strides(tensor):
         return tensor.shape, tensor.stride(), tensor.dtype
-    return tensor.layout, tensor.dtype, None if tensor.is_nested else tensor.shape
+    has_shape = tensor.layout is not torch.strided
+    return tensor.layout, tensor.dtype, tensor.shape if has_shape else None
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
