@@ -273,7 +273,7 @@ fn the_most_variants_leave_no_room_until_one_is_idle() {
     assert_eq!(step.call(|| vec![rows(5, 1.0)]), How::Eager);
     let notice = step.session.take_notice().expect("a warning");
     assert!(
-        notice.contains("1 variants") && notice.contains("args[0].shape"),
+        notice.contains("max_variants=1") && notice.contains("args[0].shape"),
         "{notice}"
     );
     // The variant was made by the third call, and is idle 256 calls after it.

@@ -28,6 +28,25 @@ typedef void (*RoteReportCallback)(void *context, const char *line);
 extern "C" {
 #endif // __cplusplus
 
+// ---- The bridge to PyTorch: its C++ sources, and loading what was built of them ----
+//
+// Returns the number of source files of the bridge.
+uint32_t rote_bridge_source_count(void);
+
+// Returns the name of source file `index`, or null. File 0 is the file to compile.
+const char *rote_bridge_source_name(uint32_t index);
+
+// Returns the text of source file `index`, or null.
+const char *rote_bridge_source_text(uint32_t index);
+
+// Loads the bridge that was built at `path`. To be called once per process, after Python has imported the bridge as
+// a module and called its `init`.
+//
+// Requires:
+// `path` must be a C string. It must name a bridge that was built from this library's sources against the
+// torch of this process.
+int rote_load_bridge(const char *path);
+
 // ---- Sessions of PyTorch: calls with Python objects ----
 //
 // Makes a session; returns null on failure. `framework` names the framework and its version (`torch 2.15.0`).
