@@ -23,12 +23,13 @@ import ast
 import copy
 import sys
 import types
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from . import _blocks, _introspect, _memory, _modules, _rewrite
+from . import _blocks, _introspect, _memory, _modules, _reports, _rewrite
 from ._frames import TORCH
 from ._reads import Reads, is_plain
 from ._rewrite import may_return, mentioned, named, names_set, walk
@@ -107,6 +108,7 @@ class _Part:
     sets: bool = False
     adds_to_list: bool = False
     value: Any = None  # that the variable has been seen to hold
+    report: _reports.Report | None = None  # it tells numbers, and changes no variable
 
     @property
     def fits(self) -> bool:
@@ -124,7 +126,8 @@ class Moves:
         made = made_by_rote(code)
         self._lists = frozenset[str]() if made is None else made.lists
         self._known = self._own.union(code.co_cellvars, code.co_freevars, _FUNCTIONS)
-        self._found = {place: move for place, each in enumerate(body) if (move := _move(place, each)) is not None}
+        moves = (_move(place, each, self._own) for place, each in enumerate(body))
+        self._found = {move.place: move for move in moves if move is not None}
         self._place = -1
         #: The statements that have called code of the script's, or may have.
         self.calling: set[int] = set()
@@ -147,6 +150,8 @@ class Moves:
             move = self._found[place]
             for part in () if move.kept is None else move.kept.parts:
                 part.value = variables.get(part.name)
+                if part.report is not None:
+                    part.report.see(variables)
             values = {name: variables.get(name) for name in move.reads}
             tensors = [each for value in values.values() for each in _tensors_in(value)]
             move.tensors = [(each, _memory.version_of(each)) for each in tensors]
@@ -260,9 +265,20 @@ class Moves:
     def _may_be_kept(self, move: _Move, behind: int) -> bool:
         """Whether all that a statement does to variables may be done later."""
         later = self._later(move.place, behind)
-        return move.kept is not None and all(self._may_wait(part, [*part.later, *later]) for part in move.kept.parts)
+        if move.kept is None or not all(self._may_wait(part, [*part.later, *later]) for part in move.kept.parts):
+            return False
+        return all(part.report is None for part in move.kept.parts) or self._is_silent(move.place, behind)
+
+    def _is_silent(self, place: int, behind: int) -> bool:
+        """Whether nothing is told between two places but by statements that are moved, too."""
+        stay = [at for at in range(place + 1, behind) if at not in self._found or self._found[at].kept is None]
+        return self.calling.isdisjoint(range(place + 1, behind)) and all(
+            _reports.is_silent(self._body[at]) for at in stay
+        )
 
     def _may_wait(self, part: _Part, between: list[ast.stmt]) -> bool:
+        if part.report is not None:
+            return not may_return(between) and self._may_tell(part.report, between)
         if part.uses and not self._is_set_late(part.uses):
             return False
         if part.sets or (part.fits and not part.adds_to_list):
@@ -270,6 +286,18 @@ class Moves:
         if may_return(between):  # the end of the ops may not be reached
             return False
         return part.fits and part.name in self._lists.difference(mentioned(between))
+
+    def _may_tell(self, report: _reports.Report, between: list[ast.stmt]) -> bool:
+        """Whether the variables that a statement reads later hold then what they hold now."""
+        inner = {
+            name for each in walk(self._body) if isinstance(each, _rewrite.LATER) for name in _rewrite.seen_by(each)
+        }
+        if not report.fits or not inner.isdisjoint(report.names) or not names_set(between).isdisjoint(report.names):
+            return False
+        if report.teller and report.teller[0] in mentioned(between):
+            return False
+        plain = {name for name, value in report.values.items() if type(value) in _reports.PLAIN}
+        return all(name in plain or self._is_set_late(name) for name in report.names)
 
     def _is_set_late(self, name: str) -> bool:
         """Whether nothing but statements that may be moved sets a variable."""
@@ -372,8 +400,11 @@ def _has_hooks(one: Any) -> bool:
     return any(getattr(one, name, None) for name in names)
 
 
-def _move(place: int, node: ast.stmt) -> _Move | None:
-    """What a statement changes and reads, if it is one that may be moved."""
+def _move(place: int, node: ast.stmt, own: Set[str]) -> _Move | None:
+    """What a statement changes and reads, if it is one that may be moved. ``own``: the variables of the function."""
+    if (report := _reports.report_of(node, own)) is not None:
+        part = _Part("", report.late, [], others=False, report=report)
+        return _Move(place, (), "", frozenset(), kept=_Kept(report.stays, [part]), is_simple=False)
     match node:
         case ast.AugAssign(target=target, op=op, value=value) if isinstance(op, _ADDS):
             kept = _kept(node) if isinstance(target, ast.Name) else None
@@ -382,9 +413,9 @@ def _move(place: int, node: ast.stmt) -> _Move | None:
         case ast.With(items=[ast.withitem(ast.Call(func=manager), None)]) if names_in(manager)[-1:] and (
             names_in(manager)[-1] in _MODES
         ):
-            return _in_block(place, node)
+            return _in_block(place, node, own)
         case ast.If() if not may_return([node]):
-            return _in_block(place, node)
+            return _in_block(place, node, own)
         case ast.Assign(targets=[ast.Name(id=name)], value=value) if (kept := _set_late(node)) is not None:
             return _Move(place, (name,), "", frozenset(named(value)), kept=kept, is_simple=False)
         case ast.Expr(ast.Call(func=ast.Attribute(value=holder, attr=method), args=values, keywords=more)):
@@ -397,15 +428,15 @@ def _move(place: int, node: ast.stmt) -> _Move | None:
     return None
 
 
-def _in_block(place: int, block: ast.With | ast.If) -> _Move | None:
+def _in_block(place: int, block: ast.With | ast.If, variables: Set[str]) -> _Move | None:
     """What a block does to variables of the function's own, if that may be done later."""
-    body, parts = _split(place, block.body)
+    body, parts = _split(place, block.body, variables)
     if isinstance(block, ast.With):
         if not parts or any(part.others for part in parts):  # which the block's mode is for
             return None
         stays = ast.copy_location(ast.With(block.items, body), block)
         return _Move(place, (), "", frozenset(), kept=_Kept([stays], parts), is_simple=False)
-    otherwise, others = _split(place, block.orelse)
+    otherwise, others = _split(place, block.orelse, variables)
     if not parts and not others:
         return None
     every: list[ast.stmt] = []
@@ -421,12 +452,12 @@ def _in_block(place: int, block: ast.With | ast.If) -> _Move | None:
     return _Move(place, (), "", frozenset(), kept=_Kept(every, [*parts, *others]), is_simple=False)
 
 
-def _split(place: int, body: list[ast.stmt]) -> tuple[list[ast.stmt], list[_Part]]:
+def _split(place: int, body: list[ast.stmt], variables: Set[str]) -> tuple[list[ast.stmt], list[_Part]]:
     """The statements of a block without what may be done later, and that."""
     stays: list[ast.stmt] = []
     parts: list[_Part] = []
     for each in body:
-        move = _move(place, each)
+        move = _move(place, each, variables)
         kept = None if move is None else move.kept
         mine = [each] if kept is None else kept.stays
         for part in parts:

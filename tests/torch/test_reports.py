@@ -1,0 +1,364 @@
+"""Statements in the middle of a turn that only tell numbers: what is told, and its order, is eager's."""
+
+import builtins
+import contextlib
+import importlib.util
+import io
+import logging
+import types
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracle import ORACLE_ONLY, Calls, Capture, check_right
+from test_loops import Batches, Job, captured, replays
+from torch import Tensor, nn
+
+LIMIT = 14
+NAMES = types.SimpleNamespace(epochs=5, name="net")
+logger = logging.getLogger("test_reports")
+
+
+def as_gpytorch_has_it(job: Job, loader: Batches, epoch: int) -> None:
+    for i, (x, y) in enumerate(loader):
+        job.optimizer.zero_grad()
+        output = job.model(x)
+        loss = F.cross_entropy(output, y)
+        loss.backward()
+        print(
+            "Iter %d/%d - Loss: %.3f   noise: %.3f"  # noqa: UP031
+            % (i + 1, LIMIT, loss.item(), job.model[0].weight.detach().exp().mean().item())
+        )
+        job.optimizer.step()
+
+
+def under_if(job: Job, loader: Batches, epoch: int) -> None:
+    for i, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(job.model(x), y)
+        if i % 3 == 0:
+            print(f"{epoch}/{NAMES.epochs} {NAMES.name:>6} [{i:02d}/{len(loader)}] {loss.item():.6f}", flush=True)
+        else:
+            print(i, loss.item(), sep="; ", end="!\n")
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+
+
+def of_sums(job: Job, loader: Batches, epoch: int) -> float:
+    total, count = 0.0, 0
+    for x, y in loader:
+        loss = F.cross_entropy(job.model(x), y)
+        total += loss.item()
+        count += 1  # noqa: SIM113
+        print("mean {:.4f} of {n}".format(total / count, n=count))  # noqa: UP032
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+    return total
+
+
+def of_a_number_that_was_read(job: Job, loader: Batches, epoch: int) -> None:
+    for x, y in loader:
+        loss = F.cross_entropy(job.model(x), y)
+        value = loss.item()
+        print("loss", round(value, 3), -value)
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+
+
+def two_in_a_row(job: Job, loader: Batches, epoch: int) -> None:
+    for i, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(job.model(x), y)
+        print("first", loss.item())
+        job.optimizer.zero_grad()
+        print("second", i)
+        loss.backward()
+        job.optimizer.step()
+        print("third", loss.item())
+
+
+def by_a_logger(job: Job, loader: Batches, epoch: int) -> None:
+    for i, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(job.model(x), y)
+        logger.info("turn %d: %.5f", i, loss.item())
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+
+
+def in_a_block_of_another_mode(job: Job, loader: Batches, epoch: int) -> None:
+    for x, y in loader:
+        loss = F.cross_entropy(job.model(x), y)
+        with torch.no_grad():
+            norm = job.model[0].weight.norm()
+            print(norm.item())
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+
+
+# All of their turns are replayed but for the first ones.
+REPLAYED = [as_gpytorch_has_it, under_if, of_sums, of_a_number_that_was_read, two_in_a_row, by_a_logger]
+
+
+def of_tensors(job: Job, loader: Batches, epoch: int) -> None:
+    for x, y in loader:
+        loss = F.cross_entropy(job.model(x), y)
+        print(loss, loss.detach())
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+
+
+def of_a_list_that_grows(job: Job, loader: Batches, epoch: int) -> None:
+    losses: list[float] = []
+    for x, y in loader:
+        loss = F.cross_entropy(job.model(x), y)
+        print(losses)
+        losses.append(round(loss.item(), 3))
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+
+
+def of_a_name_that_is_set_again(job: Job, loader: Batches, epoch: int) -> None:
+    for i, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(job.model(x), y)
+        print(i, loss.item())
+        i = -1
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+        print(i)
+
+
+def of_what_the_step_sets(job: Job, loader: Batches, epoch: int) -> None:
+    for x, y in loader:
+        loss = F.cross_entropy(job.model(x), y)
+        print(job.steps, job.total, loss.item())
+        job.steps += 1
+        job.total = job.steps / 2
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+
+
+def reads_by_a_function_inside(job: Job, loader: Batches, epoch: int) -> None:
+    for i, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(job.model(x), y)
+        shown = sorted([i, 0, -i], key=lambda each: each * i)
+        print(i, shown[0], loss.item())
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+
+
+def before_another_that_stays(job: Job, loader: Batches, epoch: int) -> None:
+    for x, y in loader:
+        loss = F.cross_entropy(job.model(x), y)
+        print("loss", loss.item())
+        job.optimizer.zero_grad()
+        print("data", x.sum(), job.optimizer)
+        loss.backward()
+        job.optimizer.step()
+
+
+def tells() -> None:
+    print("told")
+
+
+def before_a_function_that_tells(job: Job, loader: Batches, epoch: int) -> None:
+    for x, y in loader:
+        loss = F.cross_entropy(job.model(x), y)
+        print("loss", loss.item())
+        tells()
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+
+
+def before_a_hook_that_tells(job: Job, loader: Batches, epoch: int) -> None:
+    for x, y in loader:
+        output = job.model(x)
+        output.register_hook(lambda grad: tells())
+        loss = F.cross_entropy(output, y)
+        print("loss", loss.item())
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+
+
+def by_a_function_of_ones_own(job: Job, loader: Batches, epoch: int) -> None:
+    def print(*what: Any) -> None:
+        job.log.append((job.steps, *what))
+
+    for x, y in loader:
+        loss = F.cross_entropy(job.model(x), y)
+        print("loss", loss.item())
+        job.steps += 1
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+
+
+def by_a_builtin_that_was_replaced(job: Job, loader: Batches, epoch: int) -> None:
+    def noting(*what: Any) -> None:
+        job.log.append((job.steps, *what))
+
+    with mock.patch.object(builtins, "print", noting):
+        for x, y in loader:
+            loss = F.cross_entropy(job.model(x), y)
+            print("loss", loss.item())
+            job.steps += 1
+            job.optimizer.zero_grad()
+            loss.backward()
+            job.optimizer.step()
+
+
+class Own:
+    def info(self, *what: Any) -> None:
+        print(*what, len(SEEN))
+
+
+SEEN: list[int] = []
+
+
+def by_an_object_of_ones_own(job: Job, loader: Batches, epoch: int) -> None:
+    own = Own()
+    for i, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(job.model(x), y)
+        own.info("loss", loss.item())
+        SEEN.append(i)
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+
+
+def may_leave_behind_it(job: Job, loader: Batches, epoch: int) -> None:
+    for i, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(job.model(x), y)
+        print(i, loss.item())
+        if i % 5 == 4:
+            continue
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+
+
+def may_raise_behind_it(job: Job, loader: Batches, epoch: int) -> None:
+    for i, (x, y) in enumerate(loader):
+        try:
+            loss = F.cross_entropy(job.model(x), y)
+            print(i, loss.item())
+            job.optimizer.zero_grad()
+            loss.backward()
+            if i % 5 == 4:
+                raise ValueError(i)
+            job.optimizer.step()
+        except ValueError as error:
+            print("raised", error)
+
+
+def of_a_rate(job: Job, loader: Batches, epoch: int) -> None:
+    for x, y in loader:
+        for group in job.optimizer.param_groups:
+            group["lr"] *= 0.99
+        loss = F.cross_entropy(job.model(x), y)
+        print(loss.item(), job.optimizer.param_groups[0]["lr"])
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+
+
+OTHERS = [
+    in_a_block_of_another_mode,
+    of_tensors,
+    of_a_list_that_grows,
+    of_a_name_that_is_set_again,
+    of_what_the_step_sets,
+    reads_by_a_function_inside,
+    before_another_that_stays,
+    before_a_function_that_tells,
+    before_a_hook_that_tells,
+    by_a_function_of_ones_own,
+    by_a_builtin_that_was_replaced,
+    by_an_object_of_ones_own,
+    may_leave_behind_it,
+    may_raise_behind_it,
+    of_a_rate,
+]
+
+
+def script_of(body: Callable[..., Any]) -> Any:
+    def script(capture: Capture) -> Calls:
+        SEEN.clear()
+        job, told = Job(), io.StringIO()
+        handler = logging.StreamHandler(told)
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        run = capture(body)
+        for epoch in range(5):
+            torch.manual_seed(epoch)
+            loader = [(torch.randn(6, 8), torch.randint(4, (6,))) for _ in range(LIMIT)]
+            with contextlib.redirect_stdout(told):
+                result = run(job, loader, epoch)
+            yield result, [*job.log], job.total, job.steps, told.getvalue().splitlines()
+        logger.removeHandler(handler)
+        return job.model, job.optimizer
+
+    return script
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("body", REPLAYED)
+def test_replayed(body: Callable[..., Any]) -> None:
+    found = check_right(script_of(body), captured)
+    assert ORACLE_ONLY or replays(found.steps[0]) > 35, found.steps[0].stats
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("body", OTHERS)
+def test_right(body: Callable[..., Any]) -> None:
+    check_right(script_of(body), captured)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="make test-wild installs it")
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore")
+def test_a_writer_of_tensorboard() -> None:
+    from torch.utils import tensorboard
+
+    class Noting(tensorboard.SummaryWriter):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.told: list[Any] = []
+
+        def add_scalar(self, *what: Any, **more: Any) -> None:
+            self.told.append(what)
+
+    Noting.__module__ = tensorboard.SummaryWriter.__module__
+
+    def fit(model: nn.Module, optimizer: Any, writer: Any, loader: list[Tensor]) -> None:
+        for i, x in enumerate(loader):
+            loss = model(x).square().mean()
+            writer.add_scalar("loss", loss.item(), i)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    def script(capture: Capture) -> Calls:
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.AdamW(model.parameters())
+        writer, run = Noting(), capture(fit)
+        for _ in range(4):
+            run(model, optimizer, writer, [torch.randn(2, 4) for _ in range(LIMIT)])
+            yield [*writer.told]
+        return model
+
+    found = check_right(script, captured)
+    assert ORACLE_ONLY or replays(found.steps[0]) > 25, found.steps[0].stats
