@@ -5,6 +5,7 @@ import contextlib
 import importlib.util
 import io
 import logging
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -274,7 +275,21 @@ def of_a_rate(job: Job, loader: Batches, epoch: int) -> None:
         job.optimizer.step()
 
 
+def puts_its_output_elsewhere(job: Job, loader: Batches, epoch: int) -> None:
+    for i, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(job.model(x), y)
+        print("to one", loss.item())
+        if i == 5:
+            sys.stdout = io.StringIO()
+        if i == 9:
+            sys.stdout = job.told  # type: ignore[attr-defined]
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+
+
 OTHERS = [
+    puts_its_output_elsewhere,
     in_a_block_of_another_mode,
     of_tensors,
     of_a_list_that_grows,
@@ -297,6 +312,7 @@ def script_of(body: Callable[..., Any]) -> Any:
     def script(capture: Capture) -> Calls:
         SEEN.clear()
         job, told = Job(), io.StringIO()
+        job.told = told  # type: ignore[attr-defined]
         handler = logging.StreamHandler(told)
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
@@ -311,6 +327,135 @@ def script_of(body: Callable[..., Any]) -> Any:
         return job.model, job.optimizer
 
     return script
+
+
+def raises(job: Job, loader: Batches, epoch: int) -> None:
+    for i, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(job.model(x), y)
+        print("loss", i, loss.item(), len(loader), NAMES.name)
+        if epoch == 3 and i == 10:
+            raise ValueError(loss.item())
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+
+
+def raises_in_a_block(job: Job, loader: Batches, epoch: int) -> None:
+    for i, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(job.model(x), y)
+        with torch.no_grad():
+            print("norm", loss.item())
+        if epoch == 3 and i == 10:
+            print("last", loss.item())
+            raise ValueError(i)
+        job.optimizer.zero_grad()
+        loss.backward()
+        print("not reached", i)
+        job.optimizer.step()
+
+
+def asserts(job: Job, loader: Batches, epoch: int) -> None:
+    for i, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(job.model(x), y)
+        value = loss.item()
+        logger.info("value %s", value)
+        print("value", value)
+        assert epoch < 3 or i < 10, "the tenth"
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+
+
+def an_op_raises(job: Job, loader: Batches, epoch: int) -> None:
+    for i, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(job.model(x), y)
+        print("before", i)
+        job.optimizer.zero_grad()
+        if epoch == 3 and i == 10:
+            loss = loss + torch.zeros(3)
+        loss.backward()
+        job.optimizer.step()
+
+
+def backward_raises(job: Job, loader: Batches, epoch: int) -> None:
+    for i, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(job.model(x), y)
+        if epoch == 3 and i == 10:
+            loss = loss.detach()
+        job.total += loss.item()
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+
+
+def is_interrupted(job: Job, loader: Batches, epoch: int) -> None:
+    for i, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(job.model(x), y)
+        print(f"{i}: {loss.item():.4f}")
+        if epoch == 3 and i == 10:
+            raise KeyboardInterrupt
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+
+
+# A turn raises an error behind what it has told, or added; turns before are replayed.
+ENDED = [raises, raises_in_a_block, asserts, an_op_raises, backward_raises, is_interrupted]
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("body", ENDED)
+def test_ended_by_an_error(body: Callable[..., Any]) -> None:
+    def script(capture: Capture) -> Calls:
+        def capture_too(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+            run = capture(fn, **options)
+
+            def caught(*args: Any) -> Any:
+                try:
+                    return run(*args)
+                except (ValueError, RuntimeError, AssertionError, KeyboardInterrupt) as error:
+                    return type(error), str(error)
+
+            return caught
+
+        return (yield from script_of(body)(capture_too))
+
+    found = check_right(script, captured)
+    assert found.outputs[3]["output.0.0"] in (ValueError, RuntimeError, AssertionError, KeyboardInterrupt)
+    assert ORACLE_ONLY or replays(found.steps[0]) > 25, found.steps[0].stats
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+def test_what_ends_with_a_call() -> None:
+    """A bar of progress is closed when the last variable that holds it is gone: as soon as the function returns."""
+
+    class Bar:
+        def __init__(self, told: list[str]) -> None:
+            self.told = told
+
+        def __del__(self) -> None:
+            self.told.append("closed")
+
+    def fit(job: Job, loader: Batches, told: list[str]) -> None:
+        bar = Bar(told)
+        for x, y in loader:
+            loss = F.cross_entropy(job.model(x), y)
+            job.optimizer.zero_grad()
+            loss.backward()
+            job.optimizer.step()
+            assert bar.told is told
+        told.append("ends")
+
+    def script(capture: Capture) -> Calls:
+        job, run = Job(), capture(fit)
+        for _ in range(4):
+            told: list[str] = []
+            run(job, [(torch.randn(6, 8), torch.randint(4, (6,))) for _ in range(LIMIT)], told)
+            yield told
+
+    check_right(script, captured)
 
 
 @pytest.mark.ranks(1)

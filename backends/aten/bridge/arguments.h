@@ -64,7 +64,7 @@ class Held;
 // are, and takes them apart.
 class OtherContainers {
  public:
-  // A tuple of what an object is made of: names, values, and what else only Python reads. Null: it is one value.
+  // A tuple of what an object is made of: names and values. Null: it is one value.
   py::object parts_of(PyObject* object) {
     PyTypeObject* type = Py_TYPE(object);
     bool may_be = PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE) || PyDict_Check(object) || PyTuple_Check(object) ||

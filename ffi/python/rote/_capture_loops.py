@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 from collections.abc import Callable, Sequence
@@ -139,6 +140,7 @@ def _one_at_a_time(made: Callable[..., Any], fn: Callable[..., Any]) -> Callable
     """What its turns read, a function with captured loops has in one place for all calls. So calls of other threads
     meanwhile, and those that it makes of itself, are calls of the function as it was."""
     running: dict[str, object] = {}  # and no lock, which cannot be pickled
+    cells = _loops.cells_of(made)
 
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -148,6 +150,9 @@ def _one_at_a_time(made: Callable[..., Any], fn: Callable[..., Any]) -> Callable
         try:
             return made(*args, **kwargs)
         finally:
+            for cell in cells:  # what they hold ends with the call, as variables do
+                with contextlib.suppress(ValueError):  # of an empty one
+                    del cell.cell_contents
             del running["call"]
 
     return run

@@ -138,7 +138,23 @@ class Parts(NamedTuple):
 
     names: tuple[Any, ...]  # which object it is, where that may matter; how many parts of each kind; keys and names
     values: tuple[Any, ...]
-    paths: tuple[str, ...]
+
+    def paths(self) -> list[str]:
+        """What each part goes by, behind the name of the object."""
+        _, pairs, _, *names = self.names
+        return [*map(_path_of_key, names[:pairs]), *map(_path_of_attribute, names[pairs:])]
+
+
+def _path_of_key(key: Any) -> str:
+    try:
+        return f"[{key!r}]"
+    except Exception:  # of keys, which may be anything
+        return f"[a {_introspect.name(type(key))}]"
+
+
+def _path_of_attribute(name: str) -> str:
+    is_plain = name.isidentifier() and name != "grad"  # a tensor's gradient goes by `.grad`
+    return f".{name}" if is_plain else f".__dict__[{name!r}]"
 
 
 # Objects that steps reach other than as arguments, by identity: code may ask whether an argument is one of them.
@@ -170,7 +186,7 @@ def parts_of(value: Any) -> Parts | None:
         return None
     try:
         return _parts(value, layout) if _Search().has_tensor(value, layout) else None
-    except Exception:  # of keys, which may be anything
+    except Exception:  # of classes that have methods of their own
         return None
 
 
@@ -181,16 +197,10 @@ def _parts(value: Any, layout: Layout) -> Parts | None:
     attributes, slots = attributes_of(value), dict(layout.filled(value))
     if any(type(name) is not str for name in attributes) or attributes.keys() & slots.keys():
         return None
-    named_parts = [*attributes.items(), *slots.items()]
-    paths = [f"[{key!r}]" for key, _ in pairs]
-    # A tensor's gradient goes by `.grad`.
-    plain = [name.isidentifier() and name != "grad" for name, _ in named_parts]
-    paths += [
-        f".{name}" if each else f".__dict__[{name!r}]" for (name, _), each in zip(named_parts, plain, strict=True)
-    ]
+    parts = (*pairs, *attributes.items(), *slots.items())
     reached = address(value) if address(value) in _in_reach else 0
-    names = (reached, len(pairs), len(attributes), *(name for name, _ in (*pairs, *named_parts)))
-    return Parts(names, tuple(item for _, item in (*pairs, *named_parts)), tuple(paths))
+    names = (reached, len(pairs), len(attributes), *(name for name, _ in parts))
+    return Parts(names, tuple(item for _, item in parts))
 
 
 class _TooMuchError(Exception):

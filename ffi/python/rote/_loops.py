@@ -77,6 +77,14 @@ def remade(function: Any, capture: Callable[[types.FunctionType], Callable[..., 
     return _rewrite.in_place(function, made)
 
 
+def cells_of(made: Any) -> list[types.CellType]:
+    """The cells in which the turns of such a function find what they read."""
+    plain = _rewrite.plain_function(made)
+    closure = () if plain is None else zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True)
+    begin = _CELLS.partition("{")[0]
+    return [each for name, cell in closure if name.startswith(begin) for each in cell.cell_contents]
+
+
 def remade_text(
     text: types.FunctionType,
     module: ast.Module,

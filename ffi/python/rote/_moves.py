@@ -20,6 +20,7 @@ kl > self.limit: break``): if that is answered with yes, all from there on runs 
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import sys
 import types
@@ -33,7 +34,7 @@ from . import _blocks, _introspect, _memory, _modules, _reports, _rewrite
 from ._frames import TORCH
 from ._reads import Reads, is_plain
 from ._rewrite import may_return, mentioned, named, names_set, walk
-from ._sources import Chain, made_by_rote, names_in, node_of
+from ._sources import Chain, made_by_rote, names_in, node_of, position_at
 
 # What reads a tensor, or says how large something is; and functions that compute with numbers.
 _METHODS = frozenset(
@@ -59,6 +60,7 @@ class Moved:
     begin: int  # the first of them
     first: int  # where the first of them stood
     needs: tuple[Need, ...] | None  # what the statements between call; None if they may call anything
+    late: tuple[ast.stmt, ...]  # they themselves, where they stood
 
     def hold(self, original: Any, args: Any, kwargs: Any, state: Any) -> bool:
         """Whether what is called between is PyTorch's own, in a call of the original function with these arguments."""
@@ -71,6 +73,47 @@ class Moved:
             return plain and not any(map(_has_hooks, parts))
         except Exception:  # of objects that may be anything
             return False
+
+    def make_up(self, error: BaseException, head: Any, original: Any, args: Any, kwargs: Any) -> None:
+        """Runs the moved statements that stood before the place where a head has raised an error: the step would have
+        run them. ``original``, ``args``, ``kwargs``: as for :meth:`hold`."""
+        plain = _rewrite.plain_function(head)
+        raised = None if plain is None else _raised_in(error, plain.__code__)
+        if raised is None:  # by a replay, which has no variables
+            return
+        frame, at = raised
+        passed = [each for each in self.late if (each.end_lineno or 0, each.end_col_offset or 0) <= at]
+        variables = _given(original, args, kwargs)
+        for name, value in frame.f_locals.items():
+            if value is not None or name not in variables:  # the head is not given what it does not use
+                variables[name] = value
+        module = ast.fix_missing_locations(ast.Module(copy.deepcopy(passed), []))
+        exec(compile(module, frame.f_code.co_filename, "exec", dont_inherit=True), frame.f_globals, variables)
+
+
+def _raised_in(error: BaseException, code: types.CodeType) -> tuple[types.FrameType, tuple[int, int]] | None:
+    """The frame of this code that an error has come through, and where; None if there is none."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code is not code:
+        trace = trace.tb_next
+    if trace is None:
+        return None
+    line, _, column, _ = position_at(code, trace.tb_lasti)
+    return trace.tb_frame, (trace.tb_lineno, 0) if line is None or column is None else (line, column)
+
+
+def _given(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The variables that a function has at the begin of a call."""
+    plain = _rewrite.plain_function(function)
+    if plain is None:
+        return kwargs
+    code = plain.__code__
+    bound = (function.__self__,) if type(function) is types.MethodType else ()
+    variables = {**dict(zip(code.co_varnames[: code.co_argcount], (*bound, *args), strict=False)), **kwargs}
+    for name, cell in zip(code.co_freevars, plain.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # of one that is not set
+            variables.setdefault(name, cell.cell_contents)
+    return variables
 
 
 @dataclass
@@ -365,17 +408,16 @@ def moved(function: Any, moves: Moves, behind: int) -> Moved | None:
     every = copy.deepcopy([*stay, *late, *body[behind:]])
     needs = moves.needs(places, behind)
     made = _rewrite.made_of(plain, _rewrite.function_with(node, _blocks.assembled(every), body[0]))
-    return None if made is None else Moved(_rewrite.in_place(function, made), len(stay), places[0], needs)
+    if made is None:
+        return None
+    every = [part for place in places for part in parts[place][1]]
+    return Moved(_rewrite.in_place(function, made), len(stay), places[0], needs, tuple(copy.deepcopy(every)))
 
 
 def _found(function: Any, chain: Chain, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What names stand for at the begin of a call; None if that is not known."""
     plain = _rewrite.plain_function(function)
-    if plain is None:
-        return None
-    places = plain.__code__.co_varnames[: plain.__code__.co_argcount]
-    bound = (function.__self__,) if type(function) is types.MethodType else ()
-    return _introspect.found_by_names(plain, {**dict(zip(places, (*bound, *args), strict=False)), **kwargs}, chain)
+    return None if plain is None else _introspect.found_by_names(plain, _given(function, args, kwargs), chain)
 
 
 def _is_plain(found: Any, name: str) -> bool:

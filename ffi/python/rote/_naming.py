@@ -54,8 +54,9 @@ def flatten(
             return ("" if kind is dict else "OrderedDict") + "{" + said + "}"
         parts = _containers.parts_of(value)
         if parts is not None:
-            inner = each(zip(parts.paths, parts.values, strict=True))
-            said = ", ".join(f"{end}: {text}" for end, text in zip(parts.paths, inner, strict=True))
+            paths = parts.paths()
+            inner = each(zip(paths, parts.values, strict=True))
+            said = ", ".join(f"{end}: {text}" for end, text in zip(paths, inner, strict=True))
             return f"{_introspect.module_of(kind)}.{_introspect.name(kind)}({said})"
     leaves.append((path, value))
     return "tensor" if isinstance(value, torch.Tensor) else "*"

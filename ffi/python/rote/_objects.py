@@ -164,6 +164,8 @@ class Objects(Walk):
         super().forget()
         self._objects.clear()
         self._known.clear()
+        self.holders.clear()
+        self.left = []
 
     def read(self, path: str, value: Any, depth: int) -> None:
         kind = type(value)

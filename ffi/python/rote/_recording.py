@@ -703,6 +703,7 @@ class Recording(Naming):
         """Runs the step under observation. ``seen`` is called with every op that was recorded."""
         args, kwargs = self._arguments()
         call = functools.partial(self._step.recorded, *args, **kwargs)
+        del args, kwargs
         self._watch.gradients = [(path, tensor, grad) for path, tensor, grad in self.grads if grad is not None]
         self._watch.at_stop = self._stop
         try:
@@ -728,6 +729,7 @@ class Recording(Naming):
                     "pass the tensor itself: scheduler.step(loss)",
                 )
         finally:
+            del call  # with the floats among the arguments, which would have to be sought
             self.close()
         self.decides_otherwise |= any(each.has_changed() for each in self._operands)  # now that nothing is watched
         return _returns.put_back(original, _returns.plain(self._result))

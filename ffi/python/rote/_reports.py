@@ -27,8 +27,9 @@ _METHODS = frozenset(
 # Whose methods of these names tell, and do nothing else.
 _LIBRARIES = frozenset({"tqdm", "logging", "tensorboardX", "wandb"})
 _WRITERS = "torch.utils.tensorboard"
-# What may tell something, too, so that the order would be another one.
-_TELLING = _METHODS | {"print", "write", "update", "display", "flush", "log"}
+# What may tell something, too, so that the order would be another one, or changes where to.
+_TELLING = _METHODS | {"print", "write", "update", "display", "flush", "log", "stdout", "stderr"}
+_TELLING |= {"redirect_stdout", "redirect_stderr"}
 
 
 class _Unfit(Exception):

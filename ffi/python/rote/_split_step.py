@@ -233,9 +233,12 @@ class SplitStep(Step):
             head.of_original, head.ran_original = (args, kwargs), False
             try:
                 result = head.call(*halves.begin(args, kwargs))
-            except BaseException:
-                if block is not None and not head.ran_original:
-                    block.fail()
+            except BaseException as error:
+                if not head.ran_original:
+                    if head.moved is not None:
+                        head.moved.make_up(error, head.function, head.original, args, kwargs)
+                    if block is not None:
+                        block.fail()
                 raise
             finally:
                 head.of_original = (), {}  # which may hold a batch
