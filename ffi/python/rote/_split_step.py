@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from . import _blocks, _memory, _moves, _results, _returns, _tails
+from . import _blocks, _early_slices, _memory, _moves, _results, _returns, _tails
 from ._bridge import bridge
 from ._executed_code import ExecutedCode
 from ._module_regions import ModuleRegions
@@ -165,6 +165,7 @@ class SplitStep(Step):
         self._looked: _Statements | None = None  # the call that has written last so far
         self._first_looks = _FIRST_LOOKS if looks and self._code is not None else 0  # the same before anything is tried
         self._last_op = -1  # the last statement that has run an op in these calls
+        self._takes_early = False  # slices of data
         self._head: _Head | None = None
         self._halves: _tails.Halves | None = None
         self._is_new = False  # no call has gone to the head so far
@@ -386,6 +387,10 @@ class SplitStep(Step):
         """Finds out where the step has run its last op."""
         self._first_looks -= 1
         self._last_op = max(self._last_op, statements.last_that_runs_ops())
+        if not self._first_looks and not self._takes_early and (made := statements.taking_early(self.function)):
+            self.function, self._takes_early = made, True
+            self._code = _returns.code_of(made)
+            self._first_looks, self._last_op = 1, -1
         if not self._first_looks:
             end = _tails.begin_of_host(self.function, self._last_op + 1)
             self._attempts = [(0, end)] if end else []
@@ -579,7 +584,9 @@ class _Statements:
         self._marks: list[tuple[int, int, list[int], list[Any]]] = []
         self._problem: Exception | None = None
         source = _blocks.source_of(step.function)
+        self._body = [] if source is None else source[2]
         self._moves = None if source is None else _moves.Moves(source[0], source[2])
+        self._slices = None if source is None else _early_slices.EarlySlices(source[0], source[2])
         self._executed = ExecutedCode()  # by the present one
         self._place = -1
         bridge().count_ops()
@@ -605,6 +612,8 @@ class _Statements:
     def _mark(self, place: int, frame: types.FrameType | None) -> None:
         if self._moves is not None:
             self._moves.mark(place, frame)
+        if self._slices is not None and frame is not None:
+            self._slices.see(place, {**frame.f_globals, **frame.f_locals})
         versions = [_memory.version_of(tensor) for tensor in self._tensors]
         self._marks.append((place, bridge().ops_so_far(), versions, [tensor.grad for tensor in self._tensors]))
 
@@ -647,11 +656,20 @@ class _Statements:
         """The step with statements that only count moved behind those that write."""
         return None if self._moves is None else _moves.moved(function, self._moves, behind)
 
+    def taking_early(self, function: Any) -> Any:
+        """The step with slices of data taken at its begin; None if there is nothing to take."""
+        return None if self._slices is None else self._slices.taken(function)
+
     def fronts(self) -> list[int]:
         """Before which statements the work may begin: the first two that run an op (the first may make a batch), the
-        first that runs many, and the one that runs most."""
+        first that does more than to take parts, the first that runs many, and the one that runs most."""
         ops = [(place, later - before) for (place, before, *_), (_, later, *_) in itertools.pairwise(self._marks)]
         many, most = sum(each for _, each in ops) // _MANY, max((each for _, each in ops), default=1) - 1
         some = [place for place, each in ops if each]
-        found = [*some[:2], *(next((place for place, each in ops if each > least), 0) for least in (many, most))]
+        more = [place for place in some if not _early_slices.only_takes(self._body[place])]
+        found = [
+            *some[:2],
+            *more[:1],
+            *(next((place for place, each in ops if each > least), 0) for least in (many, most)),
+        ]
         return [place for place in dict.fromkeys(found) if place > 0]

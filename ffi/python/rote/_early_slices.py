@@ -1,0 +1,196 @@
+"""Slices of data in the middle of a turn, taken at its begin: ``yb = y[i:i + size]`` behind ``out = model(xb)``, or
+``loss_of(model(x[i]), y[i])``.
+
+The places of a slice change from turn to turn. So the part that is recorded must begin behind all of them, and take the
+slices. A slice may be taken early if the function sets neither its tensor nor, from there on, the numbers in it. It has
+the same memory then. Each call makes sure that it is a slice of a plain tensor without a graph; of anything else it is
+taken in its place.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import linecache
+import re
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from . import _blocks, _rewrite
+
+_EARLY = "what takes slices early"  # no variable of a script is named so, nor the next two
+_SLICE, _PUT_OFF = "the slice at {}:{}", "whether the slice at {}:{} is put off"
+_PARTS = (
+    ast.Slice | ast.Tuple | ast.Constant | ast.Name | ast.BinOp | ast.UnaryOp | ast.operator | ast.unaryop | ast.Load
+)
+_NUMBERS = (int, types.NoneType, types.EllipsisType)
+_SIMPLE = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Expr | ast.Return
+
+
+class EarlySlices:
+    """The slices in a function that may be taken early, seen in calls of it."""
+
+    def __init__(self, function: types.FunctionType, body: list[ast.stmt]) -> None:
+        self._body = body
+        code = function.__code__
+        self._arguments = {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]}
+        own = self._arguments | _rewrite.names_set(body)
+        self._places = {each: at for at, node in enumerate(body) for each in _slices(node) if self._may(each, at, own)}
+        globals_ = {_base(each) for each in self._places}.difference(code.co_freevars)
+        text = "".join(linecache.getlines(code.co_filename)) if globals_ else ""
+        set_ = {name for name in globals_ if re.search(rf"\bglobal\b[^\n#]*\b{re.escape(name)}\b", text)}
+        self._places = {each: at for each, at in self._places.items() if _base(each) not in set_}
+
+    def _may(self, node: ast.Subscript, at: int, own: set[str]) -> bool:
+        """Whether a slice is one of what the function does not set, at places that change, and stands behind more than
+        other slices."""
+        numbers = _numbers_of(node)
+        if _base(node) in own or not numbers & own:
+            return False
+        inner = [each for each in _rewrite.walk(self._body) if isinstance(each, _rewrite.LATER)]
+        if any(not _rewrite.seen_by(each).isdisjoint(numbers) for each in inner):
+            return False
+        begin = self._begin(node, at)
+        return begin >= 0 and any(map(_calls, [*self._body[begin:at], _without(self._body[at], node)]))
+
+    def _begin(self, node: ast.Subscript, at: int) -> int:
+        """The first statement before which all numbers of a slice are set; below 0 if it is not known that they are."""
+        names = _numbers_of(node)
+        setting = [
+            place for place, each in enumerate(self._body[:at]) if not names.isdisjoint(_rewrite.names_set([each]))
+        ]
+        begin = setting[-1] + 1 if setting else 0
+        own = names & _rewrite.names_set(self._body)
+        return begin if own <= self._arguments | _rewrite.set_for_sure(self._body[:begin]) else -1
+
+    def see(self, place: int, variables: Mapping[str, Any]) -> None:
+        """A statement is about to run: slices of what is no plain tensor stay where they are, and so do those at other
+        places than numbers."""
+        for each in [each for each, at in self._places.items() if at == place]:
+            numbers = [variables.get(name) for name in _numbers_of(each)]
+            if not _is_plain(variables.get(_base(each))) or any(type(number) not in _NUMBERS for number in numbers):
+                del self._places[each]
+
+    def taken(self, function: Any) -> Any:
+        """The function with these slices taken early; None if there are none, or it cannot be made."""
+        source = _blocks.source_of(function)
+        if source is None or not self._places:
+            return None
+        plain, node, body = source
+        before: dict[int, list[ast.stmt]] = {}
+        for each, at in self._places.items():
+            before.setdefault(self._begin(each, at), []).append(_take(each))
+        instead = {(each.lineno, each.col_offset, each.end_col_offset): each for each in self._places}
+        new = [_Taken(instead).visit(copy.deepcopy(each)) for each in body]
+        every = [part for at, each in enumerate(new) for part in (*before.get(at, ()), each)]
+        made = _rewrite.made_of(
+            plain,
+            _rewrite.function_with(node, _blocks.assembled(every), body[0]),
+            more={_EARLY: types.CellType(_Early())},
+        )
+        return None if made is None else _rewrite.in_place(function, made)
+
+
+class _Early:
+    def __getitem__(self, given: tuple[Any, ...]) -> tuple[Any, bool]:
+        """A slice of a plain tensor, and that it is not put off; of anything else, what takes it later."""
+        value, *key = given
+        place = tuple(key) if len(key) > 1 else key[0]
+        if _is_plain(value) and all(type(number) in _NUMBERS for each in key for number in _numbers(each)):
+            try:
+                return value[place], False
+            except Exception:  # which comes where the slice stands
+                pass
+        return PutOff(value, place), True
+
+
+class PutOff:
+    """A slice that is taken in its place."""
+
+    def __init__(self, value: Any, place: Any) -> None:
+        self._value, self._place = value, place
+
+    def take(self) -> Any:
+        return self._value[self._place]
+
+
+def _numbers(key: Any) -> tuple[Any, ...]:
+    return (key.start, key.stop, key.step) if type(key) is slice else (key,)
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) is torch.Tensor and not value.requires_grad
+
+
+def _base(node: ast.Subscript) -> str:
+    return node.value.id if isinstance(node.value, ast.Name) else ""
+
+
+def _slices(statement: ast.stmt) -> list[ast.Subscript]:
+    """The slices of variables in a simple statement."""
+    if not isinstance(statement, _SIMPLE) or any(isinstance(each, ast.NamedExpr) for each in ast.walk(statement)):
+        return []
+    found: list[ast.Subscript] = []
+    pending: list[ast.AST] = [statement]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, _rewrite.LATER):
+            continue
+        if isinstance(each, ast.Subscript) and isinstance(each.ctx, ast.Load) and _base(each) and _is_key(each.slice):
+            found.append(each)
+        pending.extend(ast.iter_child_nodes(each))
+    return found
+
+
+def _is_key(key: ast.expr) -> bool:
+    return all(isinstance(each, _PARTS) for each in ast.walk(key))
+
+
+def _numbers_of(node: ast.Subscript) -> set[str]:
+    """The variables in the key of a slice."""
+    return {each.id for each in ast.walk(node.slice) if isinstance(each, ast.Name)}
+
+
+def only_takes(statement: ast.stmt) -> bool:
+    """Whether a statement only takes parts of variables."""
+    return isinstance(statement, ast.Assign) and not _calls(statement)
+
+
+def _calls(node: ast.AST) -> bool:
+    return any(isinstance(each, ast.Call) for each in ast.walk(node))
+
+
+def _without(statement: ast.stmt, node: ast.Subscript) -> ast.stmt:
+    """A statement, but none that only takes a slice."""
+    value = getattr(statement, "value", None)
+    return ast.Pass() if value is node else statement
+
+
+def _names(node: ast.Subscript) -> tuple[str, str]:
+    return _SLICE.format(node.lineno, node.col_offset), _PUT_OFF.format(node.lineno, node.col_offset)
+
+
+def _take(node: ast.Subscript) -> ast.stmt:
+    """The statement that takes a slice early."""
+    key = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    given = ast.Tuple(copy.deepcopy([node.value, *key]), ast.Load())
+    target = ast.Tuple([_rewrite.stored(name) for name in _names(node)], ast.Store())
+    made = ast.Assign([target], ast.Subscript(_rewrite.loaded(_EARLY), given, ast.Load()))
+    return ast.fix_missing_locations(ast.copy_location(made, node))
+
+
+class _Taken(ast.NodeTransformer):
+    """Puts what was taken early in the place of slices."""
+
+    def __init__(self, instead: Mapping[tuple[int, int, int | None], ast.Subscript]) -> None:
+        self._instead = instead
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        if (node.lineno, node.col_offset, node.end_col_offset) not in self._instead:
+            return self.generic_visit(node)
+        taken, put_off = map(_rewrite.loaded, _names(node))
+        late = ast.Call(ast.Attribute(copy.deepcopy(taken), "take", ast.Load()), [], [])
+        return ast.fix_missing_locations(ast.copy_location(ast.IfExp(put_off, late, taken), node))
