@@ -24,7 +24,8 @@ import contextlib
 import copy
 import sys
 import types
-from collections.abc import Set
+from collections import Counter
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +49,11 @@ _ADDS = (ast.Add, ast.Sub, ast.Mult)
 _MODES = frozenset({"no_grad", "enable_grad", "set_grad_enabled", "autocast"})
 # What gives a tensor that nothing else holds.
 _REDUCING = frozenset({"mean", "sum", "std", "var", "norm", "median", "prod"})
+
+# The modules, and their functions, that ask something of a number that a tensor can be asked, too.
+_LIBRARIES = ("math", "np", "numpy")
+_EXACT = 1 << 53  # integers up to it are doubles, and those beyond it compare with smaller numbers as their doubles do
+_OF_NUMBERS = frozenset({"isfinite", "isnan", "isinf"})
 
 Need = tuple[Chain, str]  # the names of an object or a function, and what is called of it
 
@@ -147,8 +153,9 @@ class _Part:
     adds: ast.stmt
     later: list[ast.stmt]  # what stands behind it in its block
     others: bool  # it adds more than numbers that are read and constants: that may be tensors
-    uses: str = ""  # another variable that it takes the number of
+    uses: tuple[str, ...] = ()  # other variables that it takes the numbers of
     sets: bool = False
+    kept: str = ""  # the variable with the tensor of which it is set to the number
     adds_to_list: bool = False
     value: Any = None  # that the variable has been seen to hold
     report: _reports.Report | None = None  # it tells numbers, and changes no variable
@@ -169,8 +176,17 @@ class Moves:
         made = made_by_rote(code)
         self._lists = frozenset[str]() if made is None else made.lists
         self._known = self._own.union(code.co_cellvars, code.co_freevars, _FUNCTIONS)
-        moves = (_move(place, each, self._own) for place, each in enumerate(body))
+        late = _read_names(body)
+        moves = (_move(place, each, self._own, late) for place, each in enumerate(body))
         self._found = {move.place: move for move in moves if move is not None}
+        self._numbers: dict[str, str] = {}  # variables that are set to the number of a tensor: where that is kept
+        for move in [*self._found.values()]:
+            if isinstance(block := body[move.place], ast.If) and not self._numbers.keys().isdisjoint(named(block.test)):
+                del self._found[move.place]  # it asks
+            for part in () if move.kept is None else move.kept.parts:
+                if part.kept:
+                    self._numbers[part.name] = part.kept
+        self._libraries: set[str] = set()  # the names of modules that tell whether numbers are finite
         self._place = -1
         #: The statements that have called code of the script's, or may have.
         self.calling: set[int] = set()
@@ -187,6 +203,7 @@ class Moves:
         if frame is None:
             return
         variables = {**frame.f_globals, **frame.f_locals}
+        self._libraries = {name for name in _LIBRARIES if type(variables.get(name)) is types.ModuleType}
         if before in self._found:
             self._watch(self._found[before], variables)
         if place in self._found:
@@ -280,11 +297,32 @@ class Moves:
     def asks(self, places: list[int], behind: int) -> int:
         """The block under `if` that asks for what is moved, or leaves the step, once its first question is answered
         with yes; below 0 if there is none."""
-        names = {part.name for place in places if (kept := self._found[place].kept) for part in kept.parts}
-        asking = (at for at in range(places[0] + 1, behind) if at not in places and _asks(self._body[at], names))
-        found = next(asking, -1)
+        found = next((at for at in range(places[0] + 1, behind) if at not in places and self._asks(at, places)), -1)
         has_parts = any(hasattr(each, "enters") or hasattr(each, "leaves") for each in self._body[found + 1 : behind])
         return -1 if has_parts else found
+
+    def _asks(self, at: int, places: list[int]) -> bool:
+        """Whether a block under `if` uses variables that the statements at some places set or change, or returns, and
+        its first question is one that can be asked before these are set."""
+        block = self._body[at]
+        if not isinstance(block, ast.If) or block.orelse:
+            return False
+        names = {part.name for part in self._parts(places)}
+        asks = may_return([block]) or not names.isdisjoint(named(block))
+        return asks and names.isdisjoint(named(self.question(at, places)))
+
+    def question(self, at: int, places: list[int]) -> ast.expr:
+        """The first question of a block, asked of tensors where it is one about their numbers."""
+        block = self._body[at]
+        assert isinstance(block, ast.If)
+        changed = Counter(part.name for part in self._parts(places))
+        before = self._parts([place for place in places if place < at])
+        numbers = {part.name: part.kept for part in before if part.kept and changed[part.name] == 1}
+        question = copy.deepcopy(_first_question(block)[0])
+        return _OfTensors(numbers, self._libraries).visit(question)  # type: ignore[no-any-return]
+
+    def _parts(self, places: list[int]) -> list[_Part]:
+        return [part for place in places if (kept := self._found[place].kept) for part in kept.parts]
 
     def _is_own(self, name: str, later: list[ast.stmt]) -> bool:
         """Whether a variable is one that nobody else sees before others have run."""
@@ -294,13 +332,14 @@ class Moves:
     def _later(self, place: int, behind: int) -> list[ast.stmt]:
         """What stays between the statement at one place and another one, but for the block that asks."""
         moved = [at for at, move in self._found.items() if at < behind and move.kept is not None]
-        asking = self.asks(sorted({*moved, place}), behind)
+        places = sorted({*moved, place})
+        asking = self.asks(places, behind)
         stay: list[ast.stmt] = []
         for at in range(place + 1, behind):
             kept = self._found[at].kept if at in self._found else None
             block = self._body[at]
-            if at == asking and isinstance(block, ast.If):
-                stay.append(ast.Expr(_first_question(block)[0]))
+            if at == asking:
+                stay.append(ast.Expr(self.question(at, places)))
             else:
                 stay.extend([block] if kept is None else kept.stays)
         return stay
@@ -322,7 +361,7 @@ class Moves:
     def _may_wait(self, part: _Part, between: list[ast.stmt]) -> bool:
         if part.report is not None:
             return not may_return(between) and self._may_tell(part.report, between)
-        if part.uses and not self._is_set_late(part.uses):
+        if not all(map(self._is_set_late, part.uses)):
             return False
         if part.sets or (part.fits and not part.adds_to_list):
             return self._is_own(part.name, between)
@@ -399,7 +438,7 @@ def moved(function: Any, moves: Moves, behind: int) -> Moved | None:
     for place, each in enumerate(body[:behind]):
         if place == asking and isinstance(each, ast.If):
             flag = _blocks.kept_at(each, 0)
-            stay.append(_blocks.answered(flag, _first_question(each)[0], each))
+            stay.append(_blocks.answered(flag, moves.question(asking, places), each))
             first = [part for at in places if at < asking for part in parts[at][1]]
             late = [_asking(each, first, body[asking + 1 : behind], late)]
             continue
@@ -442,47 +481,59 @@ def _has_hooks(one: Any) -> bool:
     return any(getattr(one, name, None) for name in names)
 
 
-def _move(place: int, node: ast.stmt, own: Set[str]) -> _Move | None:
-    """What a statement changes and reads, if it is one that may be moved. ``own``: the variables of the function."""
+def _read_names(body: list[ast.stmt]) -> set[str]:
+    """The variables that are set to numbers of tensors."""
+    return {
+        each.targets[0].id
+        for each in walk(body)
+        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name) and _read_of(each.value)
+    }
+
+
+def _move(place: int, node: ast.stmt, own: Set[str], late: Set[str]) -> _Move | None:
+    """What a statement changes and reads, if it is one that may be moved. ``own``: the variables of the function;
+    ``late``: those that are set to numbers of tensors."""
     if (report := _reports.report_of(node, own)) is not None:
         part = _Part("", report.late, [], others=False, report=report)
         return _Move(place, (), "", frozenset(), kept=_Kept(report.stays, [part]), is_simple=False)
     match node:
         case ast.AugAssign(target=target, op=op, value=value) if isinstance(op, _ADDS):
-            kept = _kept(node) if isinstance(target, ast.Name) else None
+            kept = _kept(node, late) if isinstance(target, ast.Name) else None
             if (chain := names_in(target)) and (kept or _reads(value)):
                 return _Move(place, chain, "", frozenset(named(value)), kept=kept, is_simple=_reads(value))
         case ast.With(items=[ast.withitem(ast.Call(func=manager), None)]) if names_in(manager)[-1:] and (
             names_in(manager)[-1] in _MODES
         ):
-            return _in_block(place, node, own)
+            return _in_block(place, node, own, late)
         case ast.If() if not may_return([node]):
-            return _in_block(place, node, own)
+            return _in_block(place, node, own, late)
         case ast.Assign(targets=[ast.Name(id=name)], value=value) if (kept := _set_late(node)) is not None:
             return _Move(place, (name,), "", frozenset(named(value)), kept=kept, is_simple=False)
         case ast.Expr(ast.Call(func=ast.Attribute(value=holder, attr=method), args=values, keywords=more)):
             given = [*values, *(each.value for each in more)]
             simple, chain = all(map(_reads, given)), names_in(holder)
-            kept = _kept(node) if method == "append" and len(chain) == len(values) == 1 else None
+            kept = _kept(node, late) if method == "append" and len(chain) == len(values) == 1 else None
             if chain and (kept or simple):
                 reads = frozenset(name for each in given for name in named(each))
                 return _Move(place, chain, method, reads, kept=kept, is_simple=simple)
     return None
 
 
-def _in_block(place: int, block: ast.With | ast.If, variables: Set[str]) -> _Move | None:
+def _in_block(place: int, block: ast.With | ast.If, variables: Set[str], late: Set[str]) -> _Move | None:
     """What a block does to variables of the function's own, if that may be done later."""
-    body, parts = _split(place, block.body, variables)
+    body, parts = _split(place, block.body, variables, late)
     if isinstance(block, ast.With):
         if not parts or any(part.others for part in parts):  # which the block's mode is for
             return None
         stays = ast.copy_location(ast.With(block.items, body), block)
         return _Move(place, (), "", frozenset(), kept=_Kept([stays], parts), is_simple=False)
-    otherwise, others = _split(place, block.orelse, variables)
+    otherwise, others = _split(place, block.orelse, variables, late)
     if not parts and not others:
         return None
     every: list[ast.stmt] = []
     for number, (own, branch) in enumerate(((parts, body), (others, otherwise))):
+        for part in own:
+            part.kept = ""  # the branch may not run
         if own:
             flag = _blocks.kept_at(block, number)
             every.append(ast.Assign([_rewrite.stored(flag)], ast.Constant(False)))
@@ -494,12 +545,12 @@ def _in_block(place: int, block: ast.With | ast.If, variables: Set[str]) -> _Mov
     return _Move(place, (), "", frozenset(), kept=_Kept(every, [*parts, *others]), is_simple=False)
 
 
-def _split(place: int, body: list[ast.stmt], variables: Set[str]) -> tuple[list[ast.stmt], list[_Part]]:
+def _split(place: int, body: list[ast.stmt], variables: Set[str], late: Set[str]) -> tuple[list[ast.stmt], list[_Part]]:
     """The statements of a block without what may be done later, and that."""
     stays: list[ast.stmt] = []
     parts: list[_Part] = []
     for each in body:
-        move = _move(place, each, variables)
+        move = _move(place, each, variables, late)
         kept = None if move is None else move.kept
         mine = [each] if kept is None else kept.stays
         for part in parts:
@@ -520,6 +571,7 @@ def _set_late(node: ast.Assign) -> _Kept | None:
     target = node.targets[0]
     assert isinstance(target, ast.Name)
     part = _Part(target.id, ast.fix_missing_locations(sets), [], others=False, sets=True)
+    part.kept = name if methods == ["item"] else ""
     return _Kept(_blocks.keeps(name, tensor, node, methods), [part])
 
 
@@ -538,12 +590,52 @@ def _read_of(value: ast.expr) -> tuple[ast.expr, list[str]] | None:
     return (chain[many], methods[:many][::-1]) if methods[:1] == ["numpy"] and is_new and all(plain[:many]) else None
 
 
-def _asks(block: ast.stmt, names: set[str]) -> bool:
-    """Whether a block under `if` uses variables of these names or returns, and its first question does not."""
-    if not isinstance(block, ast.If) or block.orelse:
-        return False
-    asks = may_return([block]) or not names.isdisjoint(named(block))
-    return asks and names.isdisjoint(named(_first_question(block)[0]))
+class _OfTensors(ast.NodeTransformer):
+    """Asks tensors instead of their numbers: whether they are finite, or, as doubles, how they compare with written
+    numbers."""
+
+    def __init__(self, kept: Mapping[str, str], libraries: Set[str]) -> None:
+        self._kept, self._libraries = kept, libraries
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        match node:
+            case ast.Call(ast.Attribute(ast.Name(module), name), [ast.Name(number)], []) if (
+                module in self._libraries and name in _OF_NUMBERS and number in self._kept
+            ):
+                return self._either(number, _blocks.of_kept(self._kept[number], name), node)
+        return self.generic_visit(node)
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        match node:
+            case ast.Compare(ast.Name(number), [op], [other]) if number in self._kept and _is_written(other):
+                asked = ast.Compare(_blocks.of_kept(self._kept[number], "double"), [op], [other])
+                return self._either(number, asked, node)
+            case ast.Compare(other, [op], [ast.Name(number)]) if number in self._kept and _is_written(other):
+                asked = ast.Compare(other, [op], [_blocks.of_kept(self._kept[number], "double")])
+                return self._either(number, asked, node)
+        return self.generic_visit(node)
+
+    def _either(self, number: str, of_tensor: ast.expr, node: ast.expr) -> ast.expr:
+        """The question to a tensor, or the one to the number that is kept itself."""
+        kept = self._kept[number]
+        other = _Renamed({number: kept}).visit(copy.deepcopy(node))
+        return ast.IfExp(_blocks.is_tensor(kept), of_tensor, other)
+
+
+class _Renamed(ast.NodeTransformer):
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return ast.Name(self._names.get(node.id, node.id), node.ctx)
+
+
+def _is_written(value: ast.expr) -> bool:
+    """Whether an expression is a number in the source that a double holds."""
+    match value:
+        case ast.UnaryOp(ast.USub(), ast.Constant(number)) | ast.Constant(number):
+            return isinstance(number, int | float) and type(number) is not bool and abs(number) <= _EXACT
+    return False
 
 
 def _first_question(block: ast.If) -> tuple[ast.expr, list[ast.stmt]]:
@@ -564,10 +656,11 @@ def _asking(block: ast.If, first: list[ast.stmt], rest: list[ast.stmt], late: li
     return ast.fix_missing_locations(ast.copy_location(made, block))
 
 
-def _kept(node: ast.AugAssign | ast.Expr) -> _Kept | None:
-    """A statement that adds to a variable in two: what it reads of tensors by ``.item()``, a constant, or a number that
-    another such statement has read."""
+def _kept(node: ast.AugAssign | ast.Expr, late: Set[str]) -> _Kept | None:
+    """A statement that adds to a variable in two: what it reads of tensors by ``.item()``, a constant, or numbers that
+    other such statements have read."""
     stays: list[ast.stmt] = []
+    uses: list[str] = []
     others = False
 
     def keep(value: ast.expr, *read_by: str) -> str:
@@ -588,16 +681,20 @@ def _kept(node: ast.AugAssign | ast.Expr) -> _Kept | None:
                 return ast.List([split(each) for each in parts], ast.Load())
             case ast.Constant():
                 return value
+            case ast.Name(id=name) if name in late:
+                uses.append(name)
+                return value
         others = True
         return _rewrite.loaded(keep(value))
 
     adds = copy.deepcopy(node)
     whole = adds.value.args[0] if isinstance(adds.value, ast.Call) and isinstance(node, ast.Expr) else adds.value
     if isinstance(whole, ast.Name) and isinstance(node, ast.Expr):  # a number that another such statement has read
-        return _Kept([], [_Part(_changed(node), adds, [], others=False, uses=whole.id, adds_to_list=True)])
+        return _Kept([], [_Part(_changed(node), adds, [], others=False, uses=(whole.id,), adds_to_list=True)])
     if isinstance(whole, ast.Constant) and not isinstance(node, ast.Expr):
         return _Kept([], [_Part(_changed(node), adds, [], others=False)])
-    if not any(isinstance(each, ast.Attribute) and each.attr == "item" for each in ast.walk(whole)):
+    reads = any(isinstance(each, ast.Attribute) and each.attr == "item" for each in ast.walk(whole))
+    if not reads and late.isdisjoint(named(whole)):
         return None
     parts = whole.elts if isinstance(whole, ast.List) else [whole] if isinstance(node, ast.Expr) else []
     if not all(map(_is_new_number, parts)):
@@ -608,7 +705,7 @@ def _kept(node: ast.AugAssign | ast.Expr) -> _Kept | None:
     else:
         adds.value = split(whole)
     to_list = isinstance(node, ast.Expr) or (isinstance(whole, ast.List) and isinstance(node.op, ast.Add))
-    part = _Part(_changed(node), ast.fix_missing_locations(adds), [], others, adds_to_list=to_list)
+    part = _Part(_changed(node), ast.fix_missing_locations(adds), [], others, tuple(uses), adds_to_list=to_list)
     return _Kept(stays, [part])
 
 
