@@ -158,7 +158,8 @@ class SplitStep(Step):
         self._tried: set[tuple[int, int]] = set()
         self._hopeless: list[tuple[int, int]] = []  # which cannot be replayed for the reason that the step cannot
         self._at = (0, 0)  # the present attempt
-        self._moved: _moves.Moved | None = None  # the step with statements that only count behind those that write
+        # The step with statements that only count behind those that write, by where these end.
+        self._moved: dict[int, _moves.Moved] = {}
         self._front: _tails.Front | None = None
         self._looks = 0  # so many of the next calls run eagerly and tell where the step writes, until one has told it
         self._has_looked = False
@@ -365,23 +366,31 @@ class SplitStep(Step):
         if self._first_looks:
             self._look_for_end(statements)
             return
+        if not statements.ops():
+            return  # it does nothing yet, such as a step that waits for enough samples
         self._looks -= 1
         if self._looked is None or statements.last_that_writes() > self._looked.last_that_writes():
             self._looked = statements
         behind = self._looked.last_that_writes() + 1
         if not self._looks or (behind and not self._looked.leaves_out(behind)):  # a call may do nothing
             statements, self._looks, self._looked = self._looked, 0, None
-            fronts = statements.fronts()
-            self._moved = statements.moved(whole, behind)
+            fronts = [each for each in statements.fronts() if not _tails.is_declaration(whole, each)]
             end = _tails.end_of_ops(whole, behind) if behind else 0
             tails = [*self._tails, end, behind] if behind else self._tails
-            fronts = [each for each in fronts if not _tails.is_declaration(self.function, each)]
             every = [(0, end), (0, behind), *((front, tail) for front in fronts for tail in tails or [_tails.LAST])]
-            if self._moved is not None:
-                end, first = self._moved.begin, self._moved.first
-                every[1:1] = [(_MOVED, end), *((-front, end) for front in fronts if front <= first)]
-            self._attempts = every[:_MOST_ATTEMPTS][::-1]
+            every[1:1] = self._moving(statements, fronts, behind)
+            if shorter := statements.behind_step(behind):
+                more = [(0, shorter), *((front, shorter) for front in fronts if front < shorter)]
+                every[1:1] = [*self._moving(statements, fronts, shorter), *more]
+            self._attempts = [*dict.fromkeys(every)][:_MOST_ATTEMPTS][::-1]
             self._split()
+
+    def _moving(self, statements: _Statements, fronts: list[int], behind: int) -> list[tuple[int, int]]:
+        """Attempts with the statements moved that may run behind a place."""
+        moved = statements.moved(self.function, behind)
+        if moved is None or self._moved.setdefault(moved.begin, moved) is not moved:
+            return []
+        return [(_MOVED, moved.begin), *((-front, moved.begin) for front in fronts if front <= moved.first)]
 
     def _look_for_end(self, statements: _Statements) -> None:
         """Finds out where the step has run its last op."""
@@ -486,7 +495,7 @@ class SplitStep(Step):
         at = begin, end
         function, front = self.function, None
         try:
-            moved = self._moved if begin < 0 else None
+            moved = self._moved[end] if begin < 0 else None
             original = function
             if moved is not None:
                 function, begin = moved.function, 0 if begin == _MOVED else -begin
@@ -569,6 +578,14 @@ def _cut_graph(values: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, 
     return ""
 
 
+def _has_graph(value: Any) -> bool:
+    """Whether a value is a tensor that was computed of others that require gradients, or holds one."""
+    if isinstance(value, torch.Tensor):
+        return value.grad_fn is not None
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return any(isinstance(each, torch.Tensor) and each.grad_fn is not None for each in inner)
+
+
 def _found_anew(halves: _tails.Halves, left: tuple[Any, ...]) -> set[str]:
     """The variables whose values no plan can give back, and which the tail can find by the names that the step uses: no
     replayed step puts such an object anywhere."""
@@ -589,6 +606,8 @@ class _Statements:
         self._slices = None if source is None else _early_slices.EarlySlices(source[0], source[2])
         self._executed = ExecutedCode()  # by the present one
         self._place = -1
+        self._older: set[int] | None = None  # tensors with a graph that were there before
+        self._first_graph = -1  # the first statement that has made another
         bridge().count_ops()
 
     def mark(self, place: int) -> None:
@@ -614,6 +633,10 @@ class _Statements:
             self._moves.mark(place, frame)
         if self._slices is not None and frame is not None:
             self._slices.see(place, {**frame.f_globals, **frame.f_locals})
+        if frame is not None and self._first_graph < 0:
+            made = {id(each) for each in frame.f_locals.values() if _has_graph(each)}
+            self._older = made if self._older is None else self._older
+            self._first_graph = self._place if made - self._older else -1
         versions = [_memory.version_of(tensor) for tensor in self._tensors]
         self._marks.append((place, bridge().ops_so_far(), versions, [tensor.grad for tensor in self._tensors]))
 
@@ -660,9 +683,18 @@ class _Statements:
         """The step with slices of data taken at its begin; None if there is nothing to take."""
         return None if self._slices is None else self._slices.taken(function)
 
+    def behind_step(self, behind: int) -> int:
+        """Where the first statement behind an optimizer's step, and before a place, calls code of the script's, such as
+        that of averages of the weights, with counters of its own; 0 if none does."""
+        steps = (place for place, each in enumerate(self._body[:behind]) if _tails.calls_step(each))
+        first = next(steps, behind)
+        calling = set() if self._moves is None else self._moves.calling
+        return min((place for place in calling if first < place < behind), default=0)
+
     def fronts(self) -> list[int]:
         """Before which statements the work may begin: the first two that run an op (the first may make a batch), the
-        first that does more than to take parts, the first that runs many, and the one that runs most."""
+        first that does more than to take parts, the first that makes a graph, the first that runs many, and the one
+        that runs most."""
         ops = [(place, later - before) for (place, before, *_), (_, later, *_) in itertools.pairwise(self._marks)]
         many, most = sum(each for _, each in ops) // _MANY, max((each for _, each in ops), default=1) - 1
         some = [place for place, each in ops if each]
@@ -670,6 +702,7 @@ class _Statements:
         found = [
             *some[:2],
             *more[:1],
+            self._first_graph,
             *(next((place for place, each in ops if each > least), 0) for least in (many, most)),
         ]
         return [place for place in dict.fromkeys(found) if place > 0]

@@ -161,6 +161,12 @@ def end_of_ops(function: Any, at: int) -> int:
     return end if end < len(body) else at
 
 
+def calls_step(statement: ast.stmt) -> bool:
+    """Whether a statement calls a method `step`."""
+    calls = (each.func for each in ast.walk(statement) if isinstance(each, ast.Call))
+    return any(isinstance(each, ast.Attribute) and each.attr == "step" for each in calls)
+
+
 def begin_of_host(function: Any, at: int) -> int:
     """The first of the outermost statements of a function from one on that do something on the host; 0 if none does, or
     if a later one may run ops at other calls."""
