@@ -47,7 +47,7 @@ def with_noise_of_numpy(nets: Nets, data: list[Tensor]) -> None:
     for i, x in enumerate(data):
         real, made_up = torch.ones(x.size(0), 1), torch.zeros(x.size(0), 1)
         nets.of_makes.zero_grad()
-        noise = torch.tensor(np.random.normal(0, 1, (x.shape[0], 3)), dtype=torch.float32)  # noqa: NPY002
+        noise = torch.tensor(np.random.normal(0, 1, (x.shape[0], 3)), dtype=torch.float32)
         made = nets.makes(noise)
         loss = F.binary_cross_entropy_with_logits(nets.judges(made), real)
         loss.backward()
@@ -78,11 +78,11 @@ def with_averages_behind(nets: Nets, data: list[Tensor]) -> None:
 @pytest.mark.parametrize("body", [with_noise_of_numpy, with_averages_behind])
 def test_loops(body: Callable[..., Any], grows: bool) -> None:
     def script(capture: Capture) -> Calls:
-        np.random.seed(0)  # noqa: NPY002
+        np.random.seed(0)
         nets, run = Nets(grows), capture(body)
         for _ in range(4):
             run(nets, [torch.randn(4, 5) for _ in range(12)])
-            yield [*nets.told], nets.averages.updates, np.random.get_state()[2]  # noqa: NPY002
+            yield [*nets.told], nets.averages.updates, np.random.get_state()[2]
         return nets.makes, nets.judges, nets.of_makes, nets.of_judges, nets.averages.model
 
     found = check_right(script, captured)
@@ -98,7 +98,7 @@ def test_a_step_that_waits_for_samples(waits: int) -> None:
     def script(capture: Capture) -> Calls:
         random.seed(0)
         nets: Any = Nets()
-        kept: collections.deque[Any] = collections.deque([], maxlen=60)
+        kept: collections.deque[Any] = collections.deque(maxlen=60)
 
         def learn() -> None:
             if len(kept) < waits:
