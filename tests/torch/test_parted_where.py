@@ -1,4 +1,4 @@
-"""Where turns and steps are parted that draw on the host, wait for data, or keep counters behind the optimizer's step."""
+"""Where turns and steps are parted that draw on the host, wait for data, or count behind the optimizer's step."""
 
 import collections
 import copy
