@@ -49,7 +49,7 @@ PLACES := tests/torch/test_state_sweep.py::test_each_place_holder_read_and_sort_
 # Tests of which `make test` runs a part.
 SWEPT := $(shell grep -lE 'EVERYTHING|mark\.sampled' tests/torch/test_*.py)
 
-.PHONY: setup demo check test test-all test-passes test-versions test-wild bench lint clean
+.PHONY: setup demo check test test-rust bridge test-all test-passes test-versions test-wild bench lint clean
 
 setup: $(ROTE)
 
@@ -61,10 +61,18 @@ check: lint
 	cargo test --workspace --exclude rote-ffi
 	ROTE_PASSES=default $(PYTEST) -q $(KEPT) $(HELD)
 
-test: setup target/wild/.stamp
-	ROTE_LIBRARY=$(abspath $(TARGET))/release/librote.so cargo test --workspace
+test: setup
+	$(MAKE) --jobs 2 test-rust bridge target/wild/.stamp
 	$(PYTEST) tests/torch
 	target/wild/bin/python -m pytest -q -n 2 $(foreach test,$(WILD_SLICE),'$(test)')
+
+# The first needs both cores only while it compiles; so the others, which wait for one
+# compiler and for downloads, run beside it.
+test-rust: setup
+	ROTE_LIBRARY=$(abspath $(TARGET))/release/librote.so cargo test --workspace
+
+bridge: setup
+	$(BIN)/python -c "from rote import _bridge; _bridge.build()"
 
 # Every pass that keeps bits by itself, over all that holds whatever the passes
 # are: about an hour.

@@ -30,7 +30,7 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
-PRELOAD = ["torch", "torch.distributed.tensor.parallel", "torch.optim", "numpy"]
+PRELOAD = ["torch", "torch.distributed.tensor.parallel", "torch.distributed.fsdp", "torch._inductor.config", "numpy"]
 GRACE_S = 5.0  # for the other ranks, once one rank has failed
 START_S = 120.0
 
