@@ -67,8 +67,15 @@ def a_last_batch_that_is_smaller(of: Trainer, x: Any, y: Any) -> None:
         of.update(F.mse_loss(out, y[i : i + 7]))
 
 
+def numbers_of_numpy(of: Trainer, x: Any, y: Any) -> None:
+    for i in np.random.default_rng(1).permutation(len(x)):
+        out = of.model(x[i])
+        of.update((out - y[i]).square().mean())
+
+
 # Most of their turns are replayed.
 REPLAYED = [
+    numbers_of_numpy,
     labels_behind_the_model,
     inside_of_calls,
     single_samples,
@@ -89,6 +96,13 @@ def of_data_that_the_turn_replaces(of: Trainer, x: Any, y: Any) -> None:
     for i in range(0, len(x), SIZE):
         out = of.model(x[i : i + SIZE])
         y = y * 1.01
+        of.update(F.mse_loss(out, y[i : i + SIZE]))
+
+
+def of_data_that_moves(of: Trainer, x: Any, y: Any) -> None:
+    for i in range(0, len(x), SIZE):
+        out = of.model(x[i : i + SIZE])
+        y.data = y.data * 1.01
         of.update(F.mse_loss(out, y[i : i + SIZE]))
 
 
@@ -172,6 +186,19 @@ def beyond_the_end(of: Trainer, x: Any, y: Any) -> None:
 
 
 DATA = torch.linspace(-1, 1, N * 3).reshape(N, 3)
+BEGIN = 0
+
+
+def go_on() -> None:
+    global BEGIN
+    BEGIN = (BEGIN + 1) % 5
+
+
+def at_a_global_number(of: Trainer, x: Any, y: Any) -> None:
+    for i in range(0, len(x) - 5, SIZE):
+        out = of.model(x[i : i + SIZE])
+        go_on()
+        of.update(F.mse_loss(out, y[i + BEGIN : i + BEGIN + SIZE][: len(out)]))
 
 
 def replace_data() -> None:
@@ -189,6 +216,7 @@ def of_a_global_that_is_replaced(of: Trainer, x: Any, y: Any) -> None:
 OTHERS = [
     of_data_that_the_turn_writes,
     of_data_that_the_turn_replaces,
+    of_data_that_moves,
     of_a_number_that_is_set_again,
     of_a_number_that_a_block_sets,
     of_lists,
@@ -199,6 +227,7 @@ OTHERS = [
     under_if,
     beyond_the_end,
     of_a_global_that_is_replaced,
+    at_a_global_number,
 ]
 
 

@@ -2,9 +2,9 @@
 ``loss_of(model(x[i]), y[i])``.
 
 The places of a slice change from turn to turn. So the part that is recorded must begin behind all of them, and take the
-slices. A slice may be taken early if the function sets neither its tensor nor, from there on, the numbers in it. It has
-the same memory then. Each call makes sure that it is a slice of a plain tensor without a graph; of anything else it is
-taken in its place.
+slices. A slice may be taken early if the function sets neither its tensor nor, from there on, the numbers in it, and
+does nothing else with the tensor until then. It has the same memory then. Each call makes sure that it is a slice of a
+plain tensor without a graph; of anything else it is taken in its place.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class EarlySlices:
         self._arguments = {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]}
         own = self._arguments | _rewrite.names_set(body)
         self._places = {each: at for at, node in enumerate(body) for each in _slices(node) if self._may(each, at, own)}
-        globals_ = {_base(each) for each in self._places}.difference(code.co_freevars)
+        globals_ = {name for each in self._places for name in _names_of(each)}.difference(own, code.co_freevars)
         text = "".join(linecache.getlines(code.co_filename)) if globals_ else ""
         set_ = {name for name in globals_ if re.search(rf"\bglobal\b[^\n#]*\b{re.escape(name)}\b", text)}
-        self._places = {each: at for each, at in self._places.items() if _base(each) not in set_}
+        self._places = {each: at for each, at in self._places.items() if set_.isdisjoint(_names_of(each))}
 
     def _may(self, node: ast.Subscript, at: int, own: set[str]) -> bool:
         """Whether a slice is one of what the function does not set, at places that change, and stands behind more than
@@ -54,7 +54,10 @@ class EarlySlices:
         if any(not _rewrite.seen_by(each).isdisjoint(numbers) for each in inner):
             return False
         begin = self._begin(node, at)
-        return begin >= 0 and any(map(_calls, [*self._body[begin:at], _without(self._body[at], node)]))
+        between = self._body[max(begin, 0) : at]
+        if begin < 0 or any(_uses_otherwise(each, _base(node)) for each in (*between, self._body[at])):
+            return False
+        return any(map(_calls, [*between, _without(self._body[at], node)]))
 
     def _begin(self, node: ast.Subscript, at: int) -> int:
         """The first statement before which all numbers of a slice are set; below 0 if it is not known that they are."""
@@ -71,7 +74,7 @@ class EarlySlices:
         places than numbers."""
         for each in [each for each, at in self._places.items() if at == place]:
             numbers = [variables.get(name) for name in _numbers_of(each)]
-            if not _is_plain(variables.get(_base(each))) or any(type(number) not in _NUMBERS for number in numbers):
+            if not _is_plain(variables.get(_base(each))) or not all(map(_is_number, numbers)):
                 del self._places[each]
 
     def taken(self, function: Any) -> Any:
@@ -99,7 +102,7 @@ class _Early:
         """A slice of a plain tensor, and that it is not put off; of anything else, what takes it later."""
         value, *key = given
         place = tuple(key) if len(key) > 1 else key[0]
-        if _is_plain(value) and all(type(number) in _NUMBERS for each in key for number in _numbers(each)):
+        if _is_plain(value) and all(map(_is_number, (number for each in key for number in _numbers(each)))):
             try:
                 return value[place], False
             except Exception:  # which comes where the slice stands
@@ -119,6 +122,12 @@ class PutOff:
 
 def _numbers(key: Any) -> tuple[Any, ...]:
     return (key.start, key.stop, key.step) if type(key) is slice else (key,)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a part of a key: Python's integers and NumPy's, and what stands for the rest of a dim."""
+    kind = type(value)
+    return kind in _NUMBERS or (kind.__module__, kind.__name__) in (("numpy", "int64"), ("numpy", "int32"))
 
 
 def _is_plain(value: Any) -> bool:
@@ -152,6 +161,25 @@ def _is_key(key: ast.expr) -> bool:
 def _numbers_of(node: ast.Subscript) -> set[str]:
     """The variables in the key of a slice."""
     return {each.id for each in ast.walk(node.slice) if isinstance(each, ast.Name)}
+
+
+def _names_of(node: ast.Subscript) -> set[str]:
+    return {_base(node), *_numbers_of(node)}
+
+
+def _uses_otherwise(statement: ast.stmt, name: str) -> bool:
+    """Whether a statement does more with a variable than to take parts of it, and to ask how large it is."""
+    allowed: set[int] = set()
+    for each in ast.walk(statement):
+        match each:
+            case ast.Subscript(value=ast.Name() as value, ctx=ast.Load()):
+                allowed.add(id(value))
+            case ast.Call(ast.Name("len"), [ast.Name() as value]):
+                allowed.add(id(value))
+            case ast.Attribute(value=ast.Name() as value, attr="shape" | "size"):
+                allowed.add(id(value))
+    names = (each for each in ast.walk(statement) if isinstance(each, ast.Name) and each.id == name)
+    return any(id(each) not in allowed for each in names)
 
 
 def only_takes(statement: ast.stmt) -> bool:
