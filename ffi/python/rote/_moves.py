@@ -94,7 +94,8 @@ class Moved:
             if value is not None or name not in variables:  # the head is not given what it does not use
                 variables[name] = value
         module = ast.fix_missing_locations(ast.Module(copy.deepcopy(passed), []))
-        exec(compile(module, frame.f_code.co_filename, "exec", dont_inherit=True), frame.f_globals, variables)
+        with contextlib.suppress(NameError):  # of a variable that is gone: the error of the step matters more
+            exec(compile(module, frame.f_code.co_filename, "exec", dont_inherit=True), frame.f_globals, variables)
 
 
 def _raised_in(error: BaseException, code: types.CodeType) -> tuple[types.FrameType, tuple[int, int]] | None:
