@@ -79,8 +79,42 @@ def stops(job: Job, loader: Batches, epoch: int) -> Any:
     return values
 
 
+class Scaler:
+    """What goes backward and steps, as many repositories for vision have it around `GradScaler`."""
+
+    def __call__(self, loss: Tensor, optimizer: Any, parameters: Any, updates: bool = True) -> Tensor | None:
+        loss.backward()
+        if not updates:
+            return None
+        norm = torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        return norm
+
+
+SCALER = Scaler()
+
+
+def by_a_scaler(job: Job, loader: Batches, epoch: int) -> None:
+    loss_scaler, model, optimizer = SCALER, job.model, job.optimizer
+    optimizer.zero_grad()
+    for i, (x, y) in enumerate(loader):
+        if i % 2 == 0:
+            for group in optimizer.param_groups:
+                group["lr"] = 0.1 / (1 + epoch + i / LIMIT)
+        loss = F.cross_entropy(model(x), y)
+        loss_value = loss.item()
+        if not math.isfinite(loss_value):
+            print(f"Loss is {loss_value}, stopping training")
+            raise StoppedError
+        loss /= 2
+        loss_scaler(loss, optimizer, parameters=model.parameters(), updates=(i + 1) % 2 == 0)
+        if (i + 1) % 2 == 0:
+            optimizer.zero_grad()
+        job.log.append((loss_value, optimizer.param_groups[0]["lr"]))
+
+
 # Most of their turns are replayed.
-REPLAYED = [as_torchvision_trains_detectors, with_prints, skips_the_turn, stops]
+REPLAYED = [by_a_scaler, as_torchvision_trains_detectors, with_prints, skips_the_turn, stops]
 
 
 def of_another_value(job: Job, loader: Batches, epoch: int) -> None:

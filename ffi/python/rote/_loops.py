@@ -13,7 +13,7 @@ import copy
 import functools
 import types
 from collections.abc import Callable, Iterator, Set
-from typing import Any, TypeGuard
+from typing import Any
 
 from . import _rewrite
 from ._blocks import source_of
@@ -397,7 +397,8 @@ def _block_that_trains(loop: Loop) -> ast.If | None:
         if not isinstance(block, ast.If) or any(map(_goes_backward, outer_nodes(block.orelse))):
             break
         found, body = block, block.body
-    losses = {each.value.id for each in outer_nodes(body) if _goes_backward(each) and isinstance(each.value, ast.Name)}
+    backward = (each.value for each in outer_nodes(body) if isinstance(each, ast.Attribute) and _goes_backward(each))
+    losses = {each.id for each in backward if isinstance(each, ast.Name)}
     outside = {id(each) for each in walk(body)}
     acts = any(
         isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr == "step" and each.args
@@ -436,7 +437,12 @@ def _trains(loop: Loop) -> bool:
     return any(map(_goes_backward, outer_nodes(loop.body)))
 
 
-def _goes_backward(node: ast.AST) -> TypeGuard[ast.Attribute]:
+def _goes_backward(node: ast.AST) -> bool:
+    """Whether something names `backward`, or passes a loss and an optimizer to what goes backward, as a class around a
+    scaler: `loss_scaler(loss, optimizer, parameters=model.parameters())`."""
+    if isinstance(node, ast.Call):
+        given = [each.id for each in node.args if isinstance(each, ast.Name)]
+        return any("loss" in name for name in given) and any("optim" in name for name in given)
     return isinstance(node, ast.Attribute) and node.attr == "backward"
 
 

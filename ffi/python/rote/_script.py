@@ -237,6 +237,6 @@ class _Loader(importlib.machinery.SourceFileLoader):
     def exec_module(self, module: types.ModuleType) -> None:
         """Runs the module, with what is captured in it if it names a backward pass."""
         source = self.get_source(module.__name__) or ""
-        if "backward" not in source:
+        if "backward" not in source and "optim" not in source:
             return super().exec_module(module)
         exec(self._captures.code(source, self.path, vars(module)), vars(module))
