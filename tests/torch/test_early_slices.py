@@ -106,6 +106,26 @@ def of_data_that_moves(of: Trainer, x: Any, y: Any) -> None:
         of.update(F.mse_loss(out, y[i : i + SIZE]))
 
 
+def moved(data: Tensor) -> None:
+    data.data = data.data.flip(0)
+
+
+def of_data_that_a_function_moves(of: Trainer, x: Any, y: Any) -> None:
+    kept = [y]
+    for i in range(0, len(x), SIZE):
+        out = of.model(x[i : i + SIZE])
+        moved(kept[0])
+        of.update(F.mse_loss(out, y[i : i + SIZE]))
+
+
+def of_data_that_is_made_smaller(of: Trainer, x: Any, y: Any) -> None:
+    kept = [y]
+    for i in range(0, len(x), SIZE):
+        out = of.model(x[i : i + SIZE])
+        kept[0].set_(y.flip(0)[: len(y) - 1])
+        of.update(F.mse_loss(out[:1], y[i : i + 1]))
+
+
 def of_a_number_that_is_set_again(of: Trainer, x: Any, y: Any) -> None:
     for i in range(0, len(x) - SIZE, SIZE):
         out = of.model(x[i : i + SIZE])
@@ -217,6 +237,8 @@ OTHERS = [
     of_data_that_the_turn_writes,
     of_data_that_the_turn_replaces,
     of_data_that_moves,
+    of_data_that_a_function_moves,
+    of_data_that_is_made_smaller,
     of_a_number_that_is_set_again,
     of_a_number_that_a_block_sets,
     of_lists,

@@ -4,24 +4,28 @@
 The places of a slice change from turn to turn. So the part that is recorded must begin behind all of them, and take the
 slices. A slice may be taken early if the function sets neither its tensor nor, from there on, the numbers in it, and
 does nothing else with the tensor until then. It has the same memory then. Each call makes sure that it is a slice of a
-plain tensor without a graph; of anything else it is taken in its place.
+plain tensor without a graph, and that the tensor has not been moved meanwhile (``y.data = ...`` in a function); else it
+is taken in its place.
 """
 
 from __future__ import annotations
 
 import ast
 import copy
+import itertools
 import linecache
 import re
 import types
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from . import _blocks, _rewrite
 
-_EARLY = "what takes slices early"  # no variable of a script is named so, nor the next two
+_EARLY = "what takes slices early"  # no variable of a script is named so, nor any of these
+_LATE, _MOVED = "what takes slices late", "whether a tensor has moved"
 _SLICE, _PUT_OFF = "the slice at {}:{}", "whether the slice at {}:{} is put off"
 _PARTS = (
     ast.Slice | ast.Tuple | ast.Constant | ast.Name | ast.BinOp | ast.UnaryOp | ast.operator | ast.unaryop | ast.Load
@@ -84,40 +88,58 @@ class EarlySlices:
             return None
         plain, node, body = source
         before: dict[int, list[ast.stmt]] = {}
+        number = next(_functions)
         for each, at in self._places.items():
-            before.setdefault(self._begin(each, at), []).append(_take(each))
+            before.setdefault(self._begin(each, at), []).append(_take(each, number))
         instead = {(each.lineno, each.col_offset, each.end_col_offset): each for each in self._places}
-        new = [_Taken(instead).visit(copy.deepcopy(each)) for each in body]
+        new = [_Taken(instead, number).visit(copy.deepcopy(each)) for each in body]
         every = [part for at, each in enumerate(new) for part in (*before.get(at, ()), each)]
         made = _rewrite.made_of(
             plain,
             _rewrite.function_with(node, _blocks.assembled(every), body[0]),
-            more={_EARLY: types.CellType(_Early())},
+            more={name: types.CellType(each) for name, each in _TAKERS.items()},
         )
         return None if made is None else _rewrite.in_place(function, made)
 
 
+# Of what each slice was taken early, its key, and where that lay; by what names the slice and its function.
+_taken: dict[tuple[int, str], tuple[Callable[[], Any], Any, Any]] = {}
+_functions = itertools.count()
+
+
 class _Early:
     def __getitem__(self, given: tuple[Any, ...]) -> tuple[Any, bool]:
-        """A slice of a plain tensor, and that it is not put off; of anything else, what takes it later."""
-        value, *key = given
-        place = tuple(key) if len(key) > 1 else key[0]
-        if _is_plain(value) and all(map(_is_number, (number for each in key for number in _numbers(each)))):
+        """A slice of a plain tensor, and that it is not put off; of anything else, that it is."""
+        function, slice_, value, *parts = given
+        key = tuple(parts) if len(parts) > 1 else parts[0]
+        if _is_plain(value) and all(map(_is_number, (each for part in parts for each in _numbers(part)))):
             try:
-                return value[place], False
+                found = value[key]
             except Exception:  # which comes where the slice stands
                 pass
-        return PutOff(value, place), True
+            else:
+                _taken[function, slice_] = weakref.ref(value), key, _place_of(value)
+                return found, False
+        _taken[function, slice_] = lambda: value, key, None
+        return None, True
 
 
-class PutOff:
-    """A slice that is taken in its place."""
+def _late(function: int, slice_: str) -> Any:
+    """A slice that was put off, or of a tensor that has moved."""
+    of, key, _ = _taken.pop((function, slice_))
+    return of()[key]
 
-    def __init__(self, value: Any, place: Any) -> None:
-        self._value, self._place = value, place
 
-    def take(self) -> Any:
-        return self._value[self._place]
+def _has_moved(function: int, slice_: str) -> bool:
+    """Whether the tensor of a slice has moved since that was taken."""
+    of, _, place = _taken[function, slice_]
+    return bool(_place_of(of()) != place)
+
+
+def _place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Where a tensor lies, and how."""
+    storage = tensor.untyped_storage()
+    return storage._cdata, storage.data_ptr(), tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _numbers(key: Any) -> tuple[Any, ...]:
@@ -201,24 +223,33 @@ def _names(node: ast.Subscript) -> tuple[str, str]:
     return _SLICE.format(node.lineno, node.col_offset), _PUT_OFF.format(node.lineno, node.col_offset)
 
 
-def _take(node: ast.Subscript) -> ast.stmt:
+def _take(node: ast.Subscript, function: int) -> ast.stmt:
     """The statement that takes a slice early."""
     key = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-    given = ast.Tuple(copy.deepcopy([node.value, *key]), ast.Load())
+    given = ast.Tuple([*_named(node, function), *copy.deepcopy([node.value, *key])], ast.Load())
     target = ast.Tuple([_rewrite.stored(name) for name in _names(node)], ast.Store())
     made = ast.Assign([target], ast.Subscript(_rewrite.loaded(_EARLY), given, ast.Load()))
     return ast.fix_missing_locations(ast.copy_location(made, node))
 
 
+def _named(node: ast.Subscript, function: int) -> list[ast.expr]:
+    """What names a slice, beside the function that it is in."""
+    return [ast.Constant(function), ast.Constant(f"{node.lineno}:{node.col_offset}:{node.end_col_offset}")]
+
+
 class _Taken(ast.NodeTransformer):
     """Puts what was taken early in the place of slices."""
 
-    def __init__(self, instead: Mapping[tuple[int, int, int | None], ast.Subscript]) -> None:
-        self._instead = instead
+    def __init__(self, instead: Mapping[tuple[int, int, int | None], ast.Subscript], function: int) -> None:
+        self._instead, self._function = instead, function
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         if (node.lineno, node.col_offset, node.end_col_offset) not in self._instead:
             return self.generic_visit(node)
         taken, put_off = map(_rewrite.loaded, _names(node))
-        late = ast.Call(ast.Attribute(copy.deepcopy(taken), "take", ast.Load()), [], [])
-        return ast.fix_missing_locations(ast.copy_location(ast.IfExp(put_off, late, taken), node))
+        late, moved = (ast.Call(_rewrite.loaded(name), _named(node, self._function), []) for name in (_LATE, _MOVED))
+        made = ast.IfExp(ast.BoolOp(ast.Or(), [put_off, moved]), late, taken)
+        return ast.fix_missing_locations(ast.copy_location(made, node))
+
+
+_TAKERS = {_EARLY: _Early(), _LATE: _late, _MOVED: _has_moved}

@@ -753,7 +753,8 @@ class Recording(Naming):
             return
         line, _, column, _ = position_in(frame)
         if line is not None and column is not None and (line, column) not in self._stops:
-            gradients = [tensor.grad for _, tensor, _ in self.grads]
+            with torch._C.DisableTorchFunctionSubclass():  # of classes of the script, which may print
+                gradients = [tensor.grad for _, tensor, _ in self.grads]
             self._stops[line, column] = self._versions(), gradients, sum(bridge().counts())
 
     def _versions(self) -> list[int]:
@@ -763,7 +764,8 @@ class Recording(Naming):
     def _note_stops(self) -> None:
         """Notes what the step has done since its stops."""
         every = sum(bridge().counts())
-        now = self._versions(), [tensor.grad for _, tensor, _ in self.grads]
+        with torch._C.DisableTorchFunctionSubclass():
+            now = self._versions(), [tensor.grad for _, tensor, _ in self.grads]
         for at, (versions, gradients, ops) in self._stops.items():
             replaced = (two is not None and one is not two for one, two in zip(gradients, now[1], strict=True))
             writes = versions != now[0] or any(replaced)
