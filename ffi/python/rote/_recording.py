@@ -753,19 +753,18 @@ class Recording(Naming):
             return
         line, _, column, _ = position_in(frame)
         if line is not None and column is not None and (line, column) not in self._stops:
-            with torch._C.DisableTorchFunctionSubclass():  # of classes of the script, which may print
-                gradients = [tensor.grad for _, tensor, _ in self.grads]
-            self._stops[line, column] = self._versions(), gradients, sum(bridge().counts())
+            self._stops[line, column] = *self._written(), sum(bridge().counts())
 
-    def _versions(self) -> list[int]:
-        """How often each tensor was written."""
-        return [_memory.version_of(tensor) for tensor, _, _ in self.versions]
+    def _written(self) -> tuple[list[int], list[torch.Tensor | None]]:
+        """How often each tensor was written, and the gradients."""
+        with torch._C.DisableTorchFunctionSubclass():  # of classes of the script's, which may print
+            versions = [_memory.version_of(tensor) for tensor, _, _ in self.versions]
+            return versions, [tensor.grad for _, tensor, _ in self.grads]
 
     def _note_stops(self) -> None:
         """Notes what the step has done since its stops."""
         every = sum(bridge().counts())
-        with torch._C.DisableTorchFunctionSubclass():
-            now = self._versions(), [tensor.grad for _, tensor, _ in self.grads]
+        now = self._written()
         for at, (versions, gradients, ops) in self._stops.items():
             replaced = (two is not None and one is not two for one, two in zip(gradients, now[1], strict=True))
             writes = versions != now[0] or any(replaced)
