@@ -91,14 +91,14 @@ def test_loops(body: Callable[..., Any], grows: bool) -> None:
 
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
-@pytest.mark.parametrize("waits", [3, 40])
+@pytest.mark.parametrize("waits", [3, 40, 150])
 def test_a_step_that_waits_for_samples(waits: int) -> None:
     """Calls that do nothing yet tell nothing of where the step may be parted."""
 
     def script(capture: Capture) -> Calls:
         random.seed(0)
         nets: Any = Nets()
-        kept: collections.deque[Any] = collections.deque(maxlen=60)
+        kept: collections.deque[Any] = collections.deque(maxlen=180)
 
         def learn() -> None:
             if len(kept) < waits:
@@ -113,7 +113,7 @@ def test_a_step_that_waits_for_samples(waits: int) -> None:
             nets.of_judges.step()
 
         step = capture(learn)
-        for _ in range(waits + 40):
+        for _ in range(waits + 60):
             kept.append((torch.randn(1, 5), torch.zeros(1, 1, dtype=torch.long), torch.rand(1)))
             yield step(), random.getstate()[1][-1], len(kept)
         return nets.judges, nets.of_judges

@@ -145,6 +145,7 @@ class SplitStep(Step):
         self._begun: ModuleRegions | None = None  # the same, once there are some
         self._around_eager: AbstractContextManager[None] = nullcontext()  # what runs as it is written
         self._calls = 0  # so far, as long as they tell something
+        self._is_idle = False  # the last call that was looked at has run no op
         self.keeps_prints = looks
         self._code = _returns.code_of(function) if tail else None
         self._stops: list[_tails.Stop] = []  # of the recording that has just ended
@@ -180,7 +181,8 @@ class SplitStep(Step):
     def call(self, args: Any, kwargs: Any) -> Any:
         result = self._call_parts(args, kwargs)
         if self._calls < _MOST_IN_VAIN:
-            if self._has_waited_for_others():
+            is_idle, self._is_idle = self._is_idle, False
+            if is_idle or self._has_waited_for_others():
                 return result
             self._calls += 1
             if self._calls in (_MOST_WITHOUT, _MOST_IN_VAIN):
@@ -366,8 +368,9 @@ class SplitStep(Step):
         if self._first_looks:
             self._look_for_end(statements)
             return
-        if not statements.ops():
-            return  # it does nothing yet, such as a step that waits for enough samples
+        if not statements.ops():  # yet, as in a step that waits for enough samples
+            self._is_idle = True
+            return
         self._looks -= 1
         if self._looked is None or statements.last_that_writes() > self._looked.last_that_writes():
             self._looked = statements
