@@ -69,7 +69,7 @@ test: setup
 # The first needs both cores only while it compiles; so the others, which wait for one
 # compiler and for downloads, run beside it.
 test-rust: setup
-	ROTE_LIBRARY=$(abspath $(TARGET))/release/librote.so cargo test --workspace
+	MAKEFLAGS= ROTE_LIBRARY=$(abspath $(TARGET))/release/librote.so cargo test --workspace
 
 bridge: setup
 	$(BIN)/python -c "from rote import _bridge; _bridge.build()"
