@@ -193,7 +193,7 @@ def keeps(name: str, value: ast.expr, at: ast.stmt, read_by: Sequence[str] = ())
     it by these methods, so that it needs no graph; what is no tensor is read at once, and what they raise for."""
     copy = _called(name, ("detach", "clone") if read_by else ("clone",))
     others: list[ast.stmt] = [ast.Assign([stored(name)], _called(name, read_by))] if read_by else []
-    test = is_tensor(name)
+    test = _is_tensor(name)
     if "numpy" in read_by and "detach" not in read_by:  # which a tensor with a graph has not
         has_none = ast.UnaryOp(ast.Not(), ast.Attribute(loaded(name), "requires_grad", ast.Load()))
         test = ast.BoolOp(ast.And(), [test, has_none])
@@ -201,18 +201,14 @@ def keeps(name: str, value: ast.expr, at: ast.stmt, read_by: Sequence[str] = ())
     return [ast.fix_missing_locations(ast.copy_location(each, at)) for each in every]
 
 
-def read_of_kept(name: str, read_by: Sequence[str]) -> ast.expr:
-    """What these methods read of what :func:`keeps` has kept for them."""
+def read_of_kept(name: str, read_by: Sequence[str], otherwise: ast.expr | None = None) -> ast.expr:
+    """What these methods read of what :func:`keeps` has kept for them. ``otherwise``: what takes the place of what is
+    no tensor, if it is not kept as it is to be."""
     late = [each for each in read_by if each != "detach"]
-    return ast.IfExp(is_tensor(name), _called(name, late), loaded(name))
+    return ast.IfExp(_is_tensor(name), _called(name, late), otherwise or loaded(name))
 
 
-def of_kept(name: str, method: str) -> ast.expr:
-    """What a method gives of a tensor that :func:`keeps` has kept."""
-    return _called(name, (method,))
-
-
-def is_tensor(name: str) -> ast.expr:
+def _is_tensor(name: str) -> ast.expr:
     return ast.Call(loaded("hasattr"), [loaded(name), ast.Constant("detach")], [])
 
 

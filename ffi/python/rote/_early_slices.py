@@ -17,7 +17,7 @@ import linecache
 import re
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from . import _blocks, _rewrite
 
 _EARLY = "what takes slices early"  # no variable of a script is named so, nor any of these
 _LATE, _MOVED = "what takes slices late", "whether a tensor has moved"
-_SLICE, _PUT_OFF = "the slice at {}:{}", "whether the slice at {}:{} is put off"
+_SLICE, _PUT_OFF = "the slice at {}", "whether the slice at {} is put off"
 _PARTS = (
     ast.Slice | ast.Tuple | ast.Constant | ast.Name | ast.BinOp | ast.UnaryOp | ast.operator | ast.unaryop | ast.Load
 )
@@ -41,42 +41,45 @@ class EarlySlices:
         self._body = body
         code = function.__code__
         self._arguments = {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]}
-        own = self._arguments | _rewrite.names_set(body)
-        self._places = {each: at for at, node in enumerate(body) for each in _slices(node) if self._may(each, at, own)}
+        self._set = _rewrite.names_set(body)
+        inner = [each for each in _rewrite.walk(body) if isinstance(each, _rewrite.LATER)]
+        self._seen_inside = {name for each in inner for name in _rewrite.seen_by(each)}
+        # Where they may be taken at the earliest, and where they stand.
+        self._places: dict[ast.Subscript, tuple[int, int]] = {}
+        for at, statement in enumerate(body):
+            for each in _slices(statement):
+                begin = self._begin(each, at)
+                if begin is not None and self._may(each, begin, at):
+                    self._places[each] = begin, at
+        own = self._arguments | self._set
         globals_ = {name for each in self._places for name in _names_of(each)}.difference(own, code.co_freevars)
         text = "".join(linecache.getlines(code.co_filename)) if globals_ else ""
         set_ = {name for name in globals_ if re.search(rf"\bglobal\b[^\n#]*\b{re.escape(name)}\b", text)}
         self._places = {each: at for each, at in self._places.items() if set_.isdisjoint(_names_of(each))}
 
-    def _may(self, node: ast.Subscript, at: int, own: set[str]) -> bool:
+    def _begin(self, node: ast.Subscript, at: int) -> int | None:
+        """The first statement before which all numbers of a slice are set; None if it is not known that they are."""
+        names = _numbers_of(node)
+        setting = [place for place in range(at) if not names.isdisjoint(_rewrite.names_set([self._body[place]]))]
+        begin = setting[-1] + 1 if setting else 0
+        known = self._arguments | _rewrite.set_for_sure(self._body[:begin])
+        return begin if names & self._set <= known else None
+
+    def _may(self, node: ast.Subscript, begin: int, at: int) -> bool:
         """Whether a slice is one of what the function does not set, at places that change, and stands behind more than
         other slices."""
-        numbers = _numbers_of(node)
-        if _base(node) in own or not numbers & own:
+        numbers, own = _numbers_of(node), self._arguments | self._set
+        if _base(node) in own or numbers.isdisjoint(own) or not self._seen_inside.isdisjoint(numbers):
             return False
-        inner = [each for each in _rewrite.walk(self._body) if isinstance(each, _rewrite.LATER)]
-        if any(not _rewrite.seen_by(each).isdisjoint(numbers) for each in inner):
-            return False
-        begin = self._begin(node, at)
-        between = self._body[max(begin, 0) : at]
-        if begin < 0 or any(_uses_otherwise(each, _base(node)) for each in (*between, self._body[at])):
+        between = self._body[begin:at]
+        if any(_uses_otherwise(each, _base(node)) for each in (*between, self._body[at])):
             return False
         return any(map(_calls, [*between, _without(self._body[at], node)]))
-
-    def _begin(self, node: ast.Subscript, at: int) -> int:
-        """The first statement before which all numbers of a slice are set; below 0 if it is not known that they are."""
-        names = _numbers_of(node)
-        setting = [
-            place for place, each in enumerate(self._body[:at]) if not names.isdisjoint(_rewrite.names_set([each]))
-        ]
-        begin = setting[-1] + 1 if setting else 0
-        own = names & _rewrite.names_set(self._body)
-        return begin if own <= self._arguments | _rewrite.set_for_sure(self._body[:begin]) else -1
 
     def see(self, place: int, variables: Mapping[str, Any]) -> None:
         """A statement is about to run: slices of what is no plain tensor stay where they are, and so do those at other
         places than numbers."""
-        for each in [each for each, at in self._places.items() if at == place]:
+        for each in [each for each, (_, at) in self._places.items() if at == place]:
             numbers = [variables.get(name) for name in _numbers_of(each)]
             if not _is_plain(variables.get(_base(each))) or not all(map(_is_number, numbers)):
                 del self._places[each]
@@ -89,10 +92,10 @@ class EarlySlices:
         plain, node, body = source
         before: dict[int, list[ast.stmt]] = {}
         number = next(_functions)
-        for each, at in self._places.items():
-            before.setdefault(self._begin(each, at), []).append(_take(each, number))
-        instead = {(each.lineno, each.col_offset, each.end_col_offset): each for each in self._places}
-        new = [_Taken(instead, number).visit(copy.deepcopy(each)) for each in body]
+        for each, (begin, _) in self._places.items():
+            before.setdefault(begin, []).append(_take(each, number))
+        instead = _Instead({*map(_place_in_text, self._places)}, number)
+        new = [instead.visit(copy.deepcopy(each)) for each in body]
         every = [part for at, each in enumerate(new) for part in (*before.get(at, ()), each)]
         made = _rewrite.made_of(
             plain,
@@ -219,35 +222,35 @@ def _without(statement: ast.stmt, node: ast.Subscript) -> ast.stmt:
     return ast.Pass() if value is node else statement
 
 
-def _names(node: ast.Subscript) -> tuple[str, str]:
-    return _SLICE.format(node.lineno, node.col_offset), _PUT_OFF.format(node.lineno, node.col_offset)
+def _place_in_text(node: ast.Subscript) -> str:
+    """What names a slice in its function."""
+    return f"{node.lineno}:{node.col_offset}"
 
 
 def _take(node: ast.Subscript, function: int) -> ast.stmt:
     """The statement that takes a slice early."""
+    place = _place_in_text(node)
     key = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-    given = ast.Tuple([*_named(node, function), *copy.deepcopy([node.value, *key])], ast.Load())
-    target = ast.Tuple([_rewrite.stored(name) for name in _names(node)], ast.Store())
+    named: list[ast.expr] = [ast.Constant(function), ast.Constant(place)]
+    given = ast.Tuple([*named, *copy.deepcopy([node.value, *key])], ast.Load())
+    target = ast.Tuple([_rewrite.stored(name.format(place)) for name in (_SLICE, _PUT_OFF)], ast.Store())
     made = ast.Assign([target], ast.Subscript(_rewrite.loaded(_EARLY), given, ast.Load()))
     return ast.fix_missing_locations(ast.copy_location(made, node))
 
 
-def _named(node: ast.Subscript, function: int) -> list[ast.expr]:
-    """What names a slice, beside the function that it is in."""
-    return [ast.Constant(function), ast.Constant(f"{node.lineno}:{node.col_offset}:{node.end_col_offset}")]
-
-
-class _Taken(ast.NodeTransformer):
+class _Instead(ast.NodeTransformer):
     """Puts what was taken early in the place of slices."""
 
-    def __init__(self, instead: Mapping[tuple[int, int, int | None], ast.Subscript], function: int) -> None:
-        self._instead, self._function = instead, function
+    def __init__(self, places: Set[str], function: int) -> None:
+        self._places, self._function = places, function
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        if (node.lineno, node.col_offset, node.end_col_offset) not in self._instead:
+        place = _place_in_text(node)
+        if not _base(node) or place not in self._places:
             return self.generic_visit(node)
-        taken, put_off = map(_rewrite.loaded, _names(node))
-        late, moved = (ast.Call(_rewrite.loaded(name), _named(node, self._function), []) for name in (_LATE, _MOVED))
+        named = [ast.Constant(self._function), ast.Constant(place)]
+        late, moved = (ast.Call(_rewrite.loaded(name), [*named], []) for name in (_LATE, _MOVED))
+        taken, put_off = (_rewrite.loaded(name.format(place)) for name in (_SLICE, _PUT_OFF))
         made = ast.IfExp(ast.BoolOp(ast.Or(), [put_off, moved]), late, taken)
         return ast.fix_missing_locations(ast.copy_location(made, node))
 

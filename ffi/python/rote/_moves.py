@@ -89,10 +89,10 @@ class Moved:
             return
         frame, at = raised
         passed = [each for each in self.late if (each.end_lineno or 0, each.end_col_offset or 0) <= at]
-        variables = _given(original, args, kwargs)
-        for name, value in frame.f_locals.items():
-            if value is not None or name not in variables:  # the head is not given what it does not use
-                variables[name] = value
+        variables = {**frame.f_locals, **_given(original, args, kwargs)}  # the head is not given what it does not use
+        made = made_by_rote(frame.f_code)
+        used = () if made is None else mentioned(_rewrite.statements(made.node))
+        variables.update({name: frame.f_locals[name] for name in used if name in frame.f_locals})
         module = ast.fix_missing_locations(ast.Module(copy.deepcopy(passed), []))
         with contextlib.suppress(NameError):  # of a variable that is gone: the error of the step matters more
             exec(compile(module, frame.f_code.co_filename, "exec", dont_inherit=True), frame.f_globals, variables)
@@ -180,13 +180,12 @@ class Moves:
         late = _read_names(body)
         moves = (_move(place, each, self._own, late) for place, each in enumerate(body))
         self._found = {move.place: move for move in moves if move is not None}
-        self._numbers: dict[str, str] = {}  # variables that are set to the number of a tensor: where that is kept
+        numbers: set[str] = set()  # variables that are set to the number of a tensor
         for move in [*self._found.values()]:
-            if isinstance(block := body[move.place], ast.If) and not self._numbers.keys().isdisjoint(named(block.test)):
+            if isinstance(block := body[move.place], ast.If) and not numbers.isdisjoint(named(block.test)):
                 del self._found[move.place]  # it asks
-            for part in () if move.kept is None else move.kept.parts:
-                if part.kept:
-                    self._numbers[part.name] = part.kept
+            elif move.kept is not None:
+                numbers.update(part.name for part in move.kept.parts if part.kept)
         self._libraries: set[str] = set()  # the names of modules that tell whether numbers are finite
         self._place = -1
         #: The statements that have called code of the script's, or may have.
@@ -196,14 +195,13 @@ class Moves:
         self._read: dict[int, set[tuple[int, str]]] = {}  # of objects, by their identities: where, and what
         self._written: dict[int, dict[int, int]] = {}  # by statements: how often tensors were written before them
 
-    def mark(self, place: int, frame: types.FrameType | None) -> None:
-        """A statement is about to run, in a frame; or, without a frame, the call has ended."""
+    def mark(self, place: int, variables: dict[str, Any] | None) -> None:
+        """A statement is about to run, where these are the variables; or, without any, the call has ended."""
         before, self._place = self._place, place
         seen = [tensor for move in self._found.values() for tensor, _ in move.tensors]
         self._written[place] = {id(tensor): _memory.version_of(tensor) for tensor in seen}
-        if frame is None:
+        if variables is None:
             return
-        variables = {**frame.f_globals, **frame.f_locals}
         self._libraries = {name for name in _LIBRARIES if type(variables.get(name)) is types.ModuleType}
         if before in self._found:
             self._watch(self._found[before], variables)
@@ -603,32 +601,21 @@ class _OfTensors(ast.NodeTransformer):
             case ast.Call(ast.Attribute(ast.Name(module), name), [ast.Name(number)], []) if (
                 module in self._libraries and name in _OF_NUMBERS and number in self._kept
             ):
-                return self._either(number, _blocks.of_kept(self._kept[number], name), node)
+                kept = self._kept[number]
+                return _blocks.read_of_kept(kept, [name], ast.Call(node.func, [_rewrite.loaded(kept)], []))
         return self.generic_visit(node)
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         match node:
-            case ast.Compare(ast.Name(number), [op], [other]) if number in self._kept and _is_written(other):
-                asked = ast.Compare(_blocks.of_kept(self._kept[number], "double"), [op], [other])
-                return self._either(number, asked, node)
-            case ast.Compare(other, [op], [ast.Name(number)]) if number in self._kept and _is_written(other):
-                asked = ast.Compare(other, [op], [_blocks.of_kept(self._kept[number], "double")])
-                return self._either(number, asked, node)
+            case ast.Compare(left, ops, [right]) if _is_written(left) or _is_written(right):
+                return ast.Compare(self._double(left), ops, [self._double(right)])
         return self.generic_visit(node)
 
-    def _either(self, number: str, of_tensor: ast.expr, node: ast.expr) -> ast.expr:
-        """The question to a tensor, or the one to the number that is kept itself."""
-        kept = self._kept[number]
-        other = _Renamed({number: kept}).visit(copy.deepcopy(node))
-        return ast.IfExp(_blocks.is_tensor(kept), of_tensor, other)
-
-
-class _Renamed(ast.NodeTransformer):
-    def __init__(self, names: Mapping[str, str]) -> None:
-        self._names = names
-
-    def visit_Name(self, node: ast.Name) -> ast.Name:
-        return ast.Name(self._names.get(node.id, node.id), node.ctx)
+    def _double(self, side: ast.expr) -> ast.expr:
+        match side:
+            case ast.Name(number) if number in self._kept:
+                return _blocks.read_of_kept(self._kept[number], ["double"])
+        return side
 
 
 def _is_written(value: ast.expr) -> bool:

@@ -235,7 +235,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
         self._captures = captures
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Runs the module, with what is captured in it if it names a backward pass."""
+        """Runs the module, with what is captured in it if its text may train."""
         source = self.get_source(module.__name__) or ""
         if "backward" not in source and "optim" not in source:
             return super().exec_module(module)

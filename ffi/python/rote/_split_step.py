@@ -145,7 +145,6 @@ class SplitStep(Step):
         self._begun: ModuleRegions | None = None  # the same, once there are some
         self._around_eager: AbstractContextManager[None] = nullcontext()  # what runs as it is written
         self._calls = 0  # so far, as long as they tell something
-        self._is_idle = False  # the last call that was looked at has run no op
         self.keeps_prints = looks
         self._code = _returns.code_of(function) if tail else None
         self._stops: list[_tails.Stop] = []  # of the recording that has just ended
@@ -181,22 +180,21 @@ class SplitStep(Step):
     def call(self, args: Any, kwargs: Any) -> Any:
         result = self._call_parts(args, kwargs)
         if self._calls < _MOST_IN_VAIN:
-            is_idle, self._is_idle = self._is_idle, False
-            if is_idle or self._has_waited_for_others():
+            if self._has_told_nothing():
                 return result
             self._calls += 1
             if self._calls in (_MOST_WITHOUT, _MOST_IN_VAIN):
                 self._without_errors(self._judge_calls)
         return result
 
-    def _has_waited_for_others(self) -> bool:
-        """Whether the last call was not recorded, since that of another step was."""
+    def _has_told_nothing(self) -> bool:
+        """Whether the last call has told nothing of what can be replayed."""
         head = self._head
-        waited = self.has_waited or (head is not None and head.has_waited)
-        self.has_waited = False
+        nothing = self.told_nothing or (head is not None and head.told_nothing)
+        self.told_nothing = False
         if head is not None:
-            head.has_waited = False
-        return waited
+            head.told_nothing = False
+        return nothing
 
     def _judge_calls(self) -> None:
         """Goes on without replays, where none has come of many calls."""
@@ -338,7 +336,7 @@ class SplitStep(Step):
     def _look_alone(self, args: Any, kwargs: Any) -> Any:
         whole = self.function
         try:
-            statements = _Statements(self)
+            statements = _Statements(self, looks_for_slices=bool(self._first_looks) and not self._takes_early)
             marked = _tails.marked(whole, statements.mark) or whole
         except Exception:  # where there is no bridge to PyTorch, nothing is recorded either
             self._end_looks()
@@ -369,7 +367,7 @@ class SplitStep(Step):
             self._look_for_end(statements)
             return
         if not statements.ops():  # yet, as in a step that waits for enough samples
-            self._is_idle = True
+            self.told_nothing = True
             return
         self._looks -= 1
         if self._looked is None or statements.last_that_writes() > self._looked.last_that_writes():
@@ -599,14 +597,14 @@ def _found_anew(halves: _tails.Halves, left: tuple[Any, ...]) -> set[str]:
 class _Statements:
     """What each of the outermost statements of a step does in one call."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: Step, looks_for_slices: bool) -> None:
         self._tensors = [tensor for _, tensor in step.state.tensors()]
         self._marks: list[tuple[int, int, list[int], list[Any]]] = []
         self._problem: Exception | None = None
         source = _blocks.source_of(step.function)
         self._body = [] if source is None else source[2]
         self._moves = None if source is None else _moves.Moves(source[0], source[2])
-        self._slices = None if source is None else _early_slices.EarlySlices(source[0], source[2])
+        self._slices = _early_slices.EarlySlices(source[0], source[2]) if source and looks_for_slices else None
         self._executed = ExecutedCode()  # by the present one
         self._place = -1
         self._older: set[int] | None = None  # tensors with a graph that were there before
@@ -632,10 +630,11 @@ class _Statements:
             self._moves.calling.add(self._place)
 
     def _mark(self, place: int, frame: types.FrameType | None) -> None:
+        variables = None if frame is None else {**frame.f_globals, **frame.f_locals}
         if self._moves is not None:
-            self._moves.mark(place, frame)
-        if self._slices is not None and frame is not None:
-            self._slices.see(place, {**frame.f_globals, **frame.f_locals})
+            self._moves.mark(place, variables)
+        if self._slices is not None and variables is not None:
+            self._slices.see(place, variables)
         if frame is not None and self._first_graph < 0:
             made = {id(each) for each in frame.f_locals.values() if _has_graph(each)}
             self._older = made if self._older is None else self._older

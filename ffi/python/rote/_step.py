@@ -235,7 +235,7 @@ class Step:
         self._nested_calls = 0  # made within captured functions
         self._beginnings = 0  # calls that a wrapper of the model may have used to begin
         self._waits = 0  # calls in a row that a wrapper was not ready for
-        self.has_waited = False  # a call was not recorded, since that of another step was
+        self.told_nothing = False  # the last call: it was not recorded, since that of another step was, or ran no op
         self._sees_first = True  # no call has been handled yet
         self._survey: _survey.Survey | None = None  # what the last recording has found, if it waits for another one
         self._off = False  # for good: every call runs eagerly
@@ -486,7 +486,7 @@ class Step:
 
     def _recorded(self, args: Any, kwargs: Any) -> Any:
         if ExecutedCode.running or not _recording.acquire(blocking=False):  # by another thread: it observes the process
-            self.has_waited = True
+            self.told_nothing = True
             return self._run(args, kwargs)
         _running.depth += 1
         try:
